@@ -2,8 +2,7 @@
 
 import socket
 
-from serve.ipc import messages
-from serve.ipc.messages import MAX_PACKET_BYTES
+from serve.ipc import messages, passing
 
 
 class LaneChannel:
@@ -18,8 +17,7 @@ class LaneChannel:
 
     def receive(self) -> messages.ToLane | None:
         """Wait for the next message; returns None when the server is gone."""
-        packet = self._channel.recv(MAX_PACKET_BYTES)
-        return messages.decode_to_lane(packet) if packet else None
+        return passing.receive(self._channel)
 
     def is_idle(self) -> bool:
         """Return True when no message waits to be read."""

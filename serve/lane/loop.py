@@ -9,7 +9,7 @@ import logging
 import os
 
 from serve.core.types import FailReason
-from serve.ipc import messages
+from serve.ipc import messages, passing
 from serve.ipc.messages import (
     LaneStarted,
     LoadModel,
@@ -31,6 +31,7 @@ from serve.lane.measure.probe_model import probe_model
 from serve.lane.output import begin_model, end_model
 from serve.lane.place import HeldModel, Place
 from serve.lane.shared_state import SharedState
+from serve.models.repository import ModelSpec
 
 _log = logging.getLogger(__name__)
 
@@ -44,6 +45,8 @@ class Lane:
         self._unconfined = unconfined
         self._place = place
         self._models: dict[str, HeldModel] = {}
+        #: Specs that name the copies that came with them, by key.
+        self._received: dict[str, ModelSpec] = {}
         #: Settings as every run must find them.
         self._state = SharedState.of_all()
 
@@ -70,8 +73,7 @@ class Lane:
             self._state = SharedState.of_all()
             self._channel.send(answer)
         elif isinstance(message, UnloadModel):
-            self._models.pop(message.key, None)
-            self._place.unload(message.key)
+            self._unload(message.key)
         elif isinstance(message, ProbeModel):
             self._channel.send(self._probe(message))
         elif isinstance(message, MapTable):
@@ -101,14 +103,23 @@ class Lane:
             loaded = self._place.load(message)
         except BaseException as error:
             _log.error("model %s does not load\n%s", message.key, traced(error))
+            passing.close_copies(message.spec)
             return ModelFailed(message.key, told(error))
         finally:
             end_model()
         self._models[message.key] = HeldModel(loaded, message.signature)
+        self._received[message.key] = message.spec
         gc.collect()
         gc.freeze()
         self._place.settle()
         return ModelLoaded(message.key)
+
+    def _unload(self, key: str) -> None:
+        self._models.pop(key, None)
+        self._place.unload(key)
+        # What is mapped stays mapped until it is collected.
+        if (spec := self._received.pop(key, None)) is not None:
+            passing.close_copies(spec)
 
     def _probe(self, message: ProbeModel) -> ModelProbed | ModelFailed:
         begin_model(message.spec.key, at_once=True)

@@ -56,7 +56,7 @@ class SealedCopies:
             os.close(self._fds.pop())
 
     def _copy(self, path: Path) -> str:
-        """Return a path under which processes of this server can open a sealed copy of the file."""
+        """Return this process's path of a sealed copy of the file, see ``ipc.passing``."""
         try:
             copy_fd = os.memfd_create("gnnserve-model", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             self._fds.append(copy_fd)

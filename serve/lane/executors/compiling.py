@@ -27,6 +27,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from serve.ipc.passing import copies_of
 from serve.lane.executors.compiled import BENEATH, CONSTANTS, LEAST, weights_of
 from serve.lane.executors.csr import CannotRun
 from serve.lane.measure.probe_graphs import Shape, probe_graph
@@ -78,6 +79,7 @@ def compile_apart(
             input=msgspec.json.encode(job),
             env=environment,
             capture_output=True,
+            pass_fds=copies_of(spec),
             timeout=timeout_s,
             check=False,
         )

@@ -9,7 +9,7 @@ import msgspec
 
 from serve.errors import ModelError, NotReady
 from serve.estimate.calibration import Calibration
-from serve.ipc import messages
+from serve.ipc import messages, passing
 from serve.ipc.messages import (
     MAX_PACKET_BYTES,
     FromLane,
@@ -89,7 +89,7 @@ class Calibrator:
     def send(self, message: Message) -> None:
         """Send a message; if the process died, `receive` raises."""
         with suppress(ConnectionError):
-            self._channel.send(messages.encode(message))
+            passing.send(self._channel, message)
 
     def receive(self, timeout_s: float) -> FromLane:
         """Return the next message; raises NotReady when the process died or takes too long."""

@@ -17,7 +17,7 @@ from dataclasses import replace
 import msgspec
 
 from serve.core.types import LaneId, LaneLook, LaneState, Nanos, TaskId
-from serve.ipc import messages
+from serve.ipc import passing
 from serve.ipc.messages import Message, RunTask, Stop
 from serve.ipc.private_memory import private_bytes_of
 from serve.ipc.setup import Confinement, DevicePlace, LaneSetup
@@ -205,7 +205,7 @@ class LanePool:
         if channel is None:
             return
         try:
-            channel.send(messages.encode(message), socket.MSG_DONTWAIT)
+            passing.send(channel, message, socket.MSG_DONTWAIT)
         except OSError as error:
             self._listener.kill(lane, f"cannot be reached: {error}")
 
