@@ -40,6 +40,8 @@ SIZE_KEYS = frozenset(
         "report.record_size",
     }
 )
+#: Fields of the configuration that are no keys of the file.
+NO_KEYS = frozenset({"base", "file"})
 _UNITS = {"B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40,
           "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}  # fmt: skip
 
@@ -191,6 +193,13 @@ class DeviceConfig(Section, frozen=True):
     lane_niceness: Annotated[int, Meta(ge=0, le=IDLE_CLASS)] = IDLE_CLASS
     #: Whether models may open network connections. Does not apply to lanes on a GPU.
     lane_network: Literal["off", "on"] = "off"
+    #: Files that models may use. `limited`: they read what the server's user may, but not the
+    #: server's own files and the folders of models of other trust domains, and write to their own
+    #: temporary folder and `lane_writes` alone. `all`: as the server's user. Does not apply to
+    #: lanes on a GPU.
+    lane_files: Literal["limited", "all"] = "limited"
+    #: Folders that models may write to, too.
+    lane_writes: tuple[str, ...] = ()
     #: Capture and replay runs on a GPU whose shapes recur; `auto`: where it is faster.
     cuda_graphs: Literal["auto", "off"] = "auto"
     #: GPUs to serve on, by CUDA's numbers; None: all that are of the first one's model.
@@ -344,6 +353,8 @@ class Config(Section, frozen=True):
     graph: tuple[GraphConfig, ...] = ()
     #: The file's folder, from which relative paths start. Not a key of the file.
     base: Path = Path()
+    #: The file itself; None for a configuration without one. Not a key of the file.
+    file: Path | None = None
 
     def cache_path(self) -> Path:
         """Return the folder of the calibration cache, in the user's cache folder by default."""
@@ -398,8 +409,10 @@ def _read(
 ) -> tuple[Config, list[str], dict[str, Any], dict[str, str]]:
     """Return what `read_config` does, the table, and the keys that settings decided."""
     table, origins, wrong = apply_settings(read_toml(path), settings, Config)
-    found, problems = decode_sound(table, Config, str(path), hidden=frozenset({"base"}))
-    config = msgspec.structs.replace(found or Config(), base=path.parent.resolve())
+    found, problems = decode_sound(table, Config, str(path), hidden=NO_KEYS)
+    config = msgspec.structs.replace(
+        found or Config(), base=path.parent.resolve(), file=path.absolute()
+    )
     # A rule is broken by what decided its key.
     rules = (
         f"{next((origin for key, origin in origins.items() if key in rule), path)}: {rule}"

@@ -10,7 +10,7 @@ import msgspec
 from rich.table import Table
 
 from serve import config
-from serve.config import SIZE_KEYS, Config, EffectiveValue
+from serve.config import NO_KEYS, SIZE_KEYS, Config, EffectiveValue
 from serve.core.disciplines import DISCIPLINES
 from serve.core.policies import POLICIES
 from serve.toml_tables import Section, is_section
@@ -24,7 +24,9 @@ def schema() -> dict[str, Any]:
     Descriptions are those of the structs' source. What only `gnnserve check` can tell is not in it:
     whether files exist, and whether two ports are the same.
     """
-    sections = {f.encode_name: f.type for f in msgspec.structs.fields(Config) if f.name != "base"}
+    sections = {
+        f.encode_name: f.type for f in msgspec.structs.fields(Config) if f.name not in NO_KEYS
+    }
     kinds = [_row(kind) for kind in sections.values()]
     _, parts = msgspec.json.schema_components(kinds, ref_template="#/$defs/{name}")
     properties: dict[str, Any] = {}

@@ -55,13 +55,19 @@ def temporary_folder() -> Iterator[None]:
             _remove(folder, lock_fd)
 
 
+def servers_folder() -> Path | None:
+    """Return the temporary folder of the server, in its own processes; None outside of a server."""
+    folder = Path(tempfile.gettempdir())
+    return folder if (folder / _LOCK).exists() else None
+
+
 def own_folder() -> None:
     """Direct temporary files of this process to a folder of its own within the server's.
 
     Removes the folders of processes that have ended. Changes nothing outside of a server.
     """
-    servers = Path(tempfile.gettempdir())
-    if not (servers / _LOCK).exists():
+    servers = servers_folder()
+    if servers is None:
         return
     for folder in servers.glob(f"{_OF_PROCESS}*"):
         if not Path("/proc", folder.name.removeprefix(_OF_PROCESS)).exists():

@@ -18,6 +18,7 @@ settings.load_profile("tests")
 
 # Tests may run beside other programs, and lanes that give way to them would take minutes.
 ServerProcess.lane_niceness = 0
+ServerProcess.models_write = True
 ServerProcess.front = os.environ.get("FRONT")
 
 

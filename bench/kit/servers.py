@@ -92,6 +92,8 @@ class ServerProcess:
     #: `device.lane_niceness` of all; None: the server's default. Tests set it to 0, so that lanes
     #: get their share of a core beside any other program.
     lane_niceness: int | None = None
+    #: Let models write in the repository, as those of tests do to tell what they did.
+    models_write = False
     #: `server.front` of all; None: the server's default.
     front: str | None = None
     #: True in quick runs of benches: all calibrations are short, and in the user's cache.
@@ -137,6 +139,8 @@ class ServerProcess:
             table["server"]["max_run_s"] = _START_TIMEOUT_S
             if self.front is not None:
                 table["server"]["front"] = self.front
+            if self.models_write:
+                table["device"]["lane_writes"] = [str(repository)]
             if self.lane_niceness is not None:
                 table["device"]["lane_niceness"] = self.lane_niceness
         for name, values in (sections or {}).items():

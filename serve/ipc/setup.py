@@ -53,6 +53,15 @@ class DevicePlace:
 
 
 @dataclass(frozen=True)
+class FileRules:
+    """Which files models may use: they read all but the hidden ones, as the server's user may."""
+
+    hidden: tuple[str, ...]
+    #: Files and folders that they may write to, besides their own temporary folder.
+    writable: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Confinement:
     """What a lane process may do and take."""
 
@@ -62,16 +71,21 @@ class Confinement:
     network: bool
     #: Private memory beyond what a lane has when it starts; None for no limit.
     memory_bytes: int | None
+    #: None for all files of the server's user.
+    files: FileRules | None = None
 
-    def for_calibration(self) -> "Confinement":
-        """Return what the calibrating process may take.
+    def for_calibration(self, writable: tuple[str, ...] = ()) -> "Confinement":
+        """Return what the calibrating process may take, which writes to `writable` folders, too.
 
         A model that keeps memory of every run costs a lane a restart now and then. Calibration runs
         it many times in one process, and must not refuse it for that.
         """
-        if self.memory_bytes is None:
-            return self
-        return replace(self, memory_bytes=_LANES_OF_CALIBRATION * self.memory_bytes)
+        files, memory_bytes = self.files, self.memory_bytes
+        if files is not None:
+            files = replace(files, writable=(*files.writable, *writable))
+        if memory_bytes is not None:
+            memory_bytes *= _LANES_OF_CALIBRATION
+        return replace(self, files=files, memory_bytes=memory_bytes)
 
 
 @dataclass(frozen=True)

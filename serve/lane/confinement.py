@@ -1,26 +1,32 @@
 """What lanes may not do to the machine, the network and the server's other processes.
 
 A model is the user's code. What it has no need for is refused by the kernel: a filter of system
-calls (seccomp), a limit of memory, and no privileges by programs that it starts. A call that is
-refused fails with an error of Python's, and the run with it. None of this can be undone.
+calls (seccomp), rules for files (`file_access`), a limit of memory, no capabilities, and no
+privileges by programs that it starts. A call that is refused fails with an error of Python's, and
+the run with it. None of this can be undone.
 """
 
 import ctypes
 import os
 import resource
 import struct
+import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from socket import AF_UNIX
 
 from serve.ipc.setup import Confinement
+from serve.lane.file_access import limit_files
 
 #: Order in which the kernel ends processes when memory is short: lanes, which are restarted, before
 #: the server.
 _OOM_SCORE = 500
 
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _MODE_FILTER = 38, 22, 2
+_PR_CAPBSET_DROP, _CAPABILITY_VERSION_3 = 24, 0x20080522
+#: The capability that lanes of root keep: to read what root reads.
+_READS_ALL = 2
 _EPERM, _EACCES = 1, 13
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -32,6 +38,8 @@ class _Calls:
     #: The kernel's name of the machine, see linux/audit.h.
     audit: int
     socket: int
+    #: Connects a socket, also to one with the path of a file.
+    connect: int
     #: Those that signal the process or group of their first argument.
     signalling: tuple[int, ...]
     refused: tuple[int, ...]
@@ -39,7 +47,7 @@ class _Calls:
 
 _CALLS = {
     "x86_64": _Calls(
-        audit=0xC000003E, socket=41, signalling=(62, 200, 234, 129, 297),
+        audit=0xC000003E, socket=41, connect=42, signalling=(62, 200, 234, 129, 297),
         # Others' memory and files: ptrace, process_vm_*, pidfd_send_signal, pidfd_getfd.
         refused=(
             101, 310, 311, 424, 438,
@@ -53,7 +61,7 @@ _CALLS = {
         ),
     ),
     "aarch64": _Calls(
-        audit=0xC00000B7, socket=198, signalling=(129, 130, 131, 138, 240),
+        audit=0xC00000B7, socket=198, connect=203, signalling=(129, 130, 131, 138, 240),
         refused=(
             117, 270, 271, 424, 438,
             40, 39, 41, 51, 97, 268, 428, 429, 430, 432, 433, 265,
@@ -81,15 +89,38 @@ def confine(rules: Confinement) -> str:
         limit_memory(rules.memory_bytes)
     if _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
         return "the kernel has no no_new_privs"
+    _drop_capabilities()
+    lacks = ""
+    if rules.files is not None:
+        own = tempfile.gettempdir()
+        lacks = limit_files(rules.files.hidden, (own, *rules.files.writable))
     machine = os.uname().machine
     if machine not in _CALLS:
-        return f"no filter of system calls for {machine}"
+        return _told(lacks, f"no filter of system calls for {machine}")
     protected = [rules.server_pid, os.getppid()]
     # As processes, as their groups, and as part of everybody.
     spared = [-1, *protected, *(-os.getpgid(pid) for pid in protected)]
     if failure := _install(filter_program(machine, rules.network, spared)):
-        return f"the kernel takes no filter of system calls ({failure})"
-    return ""
+        return _told(lacks, f"the kernel takes no filter of system calls ({failure})")
+    return lacks
+
+
+def _told(*reasons: str) -> str:
+    return "; ".join(filter(None, reasons))
+
+
+def _drop_capabilities() -> None:
+    """Give up what root may do beyond others, but to read all files."""
+    number = 0
+    while number == _READS_ALL or not _libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0):
+        number += 1
+    # Two words each of effective, permitted and inheritable ones; only what is held may be asked.
+    header = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0)
+    held = ctypes.create_string_buffer(24)
+    if not _libc.capget(header, held):
+        _, permitted, *_ = struct.unpack("=6I", held.raw)
+        kept = permitted & 1 << _READS_ALL
+        _libc.capset(header, struct.pack("=6I", kept, kept, 0, 0, 0, 0))
 
 
 def limit_memory(more_bytes: int) -> None:
@@ -111,8 +142,8 @@ def limit_memory(more_bytes: int) -> None:
 def filter_program(machine: str, network: bool, spared: list[int]) -> bytes:
     """Return the filter as instructions of classic BPF.
 
-    It lets everything pass but the refused calls, sockets other than Unix ones without `network`,
-    and signals to the processes and groups of `spared`.
+    It lets everything pass but the refused calls, signals to the processes and groups of `spared`,
+    and without `network` sockets other than Unix ones, and connecting these to anybody's.
     """
     calls = _CALLS[machine]
     program: list[tuple[int, int, int, int]] = []
@@ -134,6 +165,7 @@ def filter_program(machine: str, network: bool, spared: list[int]) -> bytes:
     for number in calls.refused:
         refuse_if(number, _EPERM)
     if not network:
+        refuse_if(calls.connect, _EACCES)
         where(
             calls.socket,
             [

@@ -110,6 +110,13 @@ class CalibrationCache:
         """Return the folder for the compiled package; empty when models are not compiled."""
         return str(self._package(content)) if self._compiles else ""
 
+    def compiles_into(self) -> tuple[str, ...]:
+        """Return the folder that compiled packages are written to; none where nothing is."""
+        if not self._compiles:
+            return ()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        return (str(self._folder),)
+
     def package_bytes(self, content: str) -> int:
         """Return the bytes of the compiled package that lanes map."""
         files = (path for path in self._package(content).rglob("*") if path.is_file())

@@ -93,9 +93,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def domain(self) -> str:
         """Trust domain, whose lanes run no other's models; empty for that of `shared` models."""
-        if self.isolation == "shared":
-            return ""
-        return f"model {self.name}" if self.isolation == "model" else f"domain {self.isolation}"
+        return trust_domain(self.name, self.isolation)
 
     @property
     def key(self) -> str:
@@ -178,6 +176,33 @@ def trust_domains(root: Path) -> tuple[str, ...]:
         return ()
     domains = {one.domain for one in found if isinstance(one, ModelSpec)}
     return tuple(sorted(domains - {""}))
+
+
+def folders_of_others(root: Path, domain: str) -> tuple[Path, ...]:
+    """Return the folders of models under `root` that are in other trust domains, sorted.
+
+    A folder whose config.toml cannot be read is another's. Returns none when `root` is no folder.
+    """
+    try:
+        folders = [root / name for name in _names(root)]
+    except ConfigError:
+        return ()
+    return tuple(folder for folder in folders if _domain_of(folder) != domain)
+
+
+def _domain_of(folder: Path) -> str | None:
+    """Return the trust domain of the model in a folder; None when it cannot be told."""
+    try:
+        return trust_domain(folder.name, read_settings(folder).model.isolation)
+    except Exception:  # as for `_scan_model`, a strange file is one model's fault
+        return None
+
+
+def trust_domain(name: str, isolation: str) -> str:
+    """Return the trust domain of a model whose config.toml has this isolation."""
+    if isolation == "shared":
+        return ""
+    return f"model {name}" if isolation == "model" else f"domain {isolation}"
 
 
 def content_hash(spec: ModelSpec) -> str:

@@ -34,6 +34,8 @@ class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     lanes_up: int
     #: Restarts of lanes since the start of the server.
     lane_restarts: int
+    #: True when the system does not keep models from all that they should not do.
+    unconfined: bool = False
     #: Those restarts whose reason was that the lane held too much memory between runs.
     lanes_recycled: int = 0
     #: Changes of settings that all models share, which lanes have restored, by model.
@@ -119,6 +121,11 @@ class EngineState(Collector):
         for name, help_text, value in (
             ("queue_depth", "Requests accepted and not yet launched", sum(now.pending.values())),
             ("lanes_up", "Lanes that can take a task", now.lanes_up),
+            (
+                "lanes_unconfined",
+                "1 when the system does not keep models from all that they should not do",
+                now.unconfined,
+            ),
             ("memory_budget_bytes", "Memory that tasks may reserve", now.budget_bytes),
             ("memory_reserved_bytes", "Memory reserved by running tasks", now.reserved_bytes),
         ):

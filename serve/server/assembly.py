@@ -1,12 +1,10 @@
 """The parts of the engine, made and connected."""
 
-import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from serve.config import Config
-from serve.ipc.setup import Confinement
 from serve.ipc.shared_pool import SharedPool
 from serve.models.cache import CalibrationCache
 from serve.models.repository import trust_domains
@@ -15,6 +13,7 @@ from serve.obs.record import RequestRecord
 from serve.server.budget import TaskBudget
 from serve.server.calibrations import RolloutSettings
 from serve.server.catalogue import ModelCatalogue
+from serve.server.confining import Confining
 from serve.server.device import Device
 from serve.server.driver import Driver
 from serve.server.estimates import Estimates
@@ -87,11 +86,7 @@ def assemble(
         device.keep_bytes,
         places=device.places,
         niceness=config.device.lane_niceness,
-        confinement=Confinement(
-            server_pid=os.getpid(),
-            network=config.device.lane_network == "on",
-            memory_bytes=device.budget_bytes + device.keep_bytes + _UNPLANNED_BYTES,
-        ),
+        confinement=Confining(config, device.budget_bytes + device.keep_bytes + _UNPLANNED_BYTES),
         own_cores=own_cores,
     )
     # Declared here for the callbacks of parts that are made before these.

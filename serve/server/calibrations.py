@@ -146,7 +146,7 @@ class Calibrations:
         try:
             with (
                 self._turns.of_measuring(cancellation) as heard,
-                self._pool.calibrator() as calibrator,
+                self._pool.calibrator(spec.domain, self._cache.compiles_into()) as calibrator,
                 cancellation.calling(calibrator.kill),
             ):
                 _log.info("model %s: calibrating for %g s", spec.key, budget_s)

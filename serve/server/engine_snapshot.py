@@ -38,6 +38,7 @@ def take_snapshot(
             ),
             lanes_up=driver.lanes.ready_count,
             lane_restarts=pool.restarts,
+            unconfined=bool(pool.unconfined),
             lanes_recycled=driver.lanes.recycled,
             settings_restored=dict(driver.lanes.restored),
             lane_bytes={int(lane): size for lane, size in pool.memory_bytes().items()},

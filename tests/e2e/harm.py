@@ -172,6 +172,45 @@ def recurse(x: Tensor) -> None:
     recurse(x)
 
 
+def read_named_files(x: Tensor) -> None:
+    """Read what the file `wanted` beside the model names, a path on each line; tell what it got."""
+    got = []
+    for path in (_HERE / "wanted").read_text().splitlines():
+        with suppress(OSError):
+            os.close(os.open(path, os.O_RDONLY))
+            got.append(path)
+    raise ValueError(f"read {got}")
+
+
+def write_named_files(x: Tensor) -> None:
+    """Write to what the file `wanted` beside the model names; tell what it could."""
+    done = []
+    for path in (_HERE / "wanted").read_text().splitlines():
+        with suppress(OSError):
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT))
+            done.append(path)
+    raise ValueError(f"wrote {done}")
+
+
+def look_into_processes(x: Tensor) -> None:
+    """Open memory, descriptors and environments of all other processes; signal them."""
+    got = []
+    for pid in set(filter(str.isdecimal, os.listdir("/proc"))) - {str(os.getpid())}:
+        for name in ("mem", "environ", "fd/0", "cwd/."):
+            with suppress(OSError):
+                os.close(os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_NONBLOCK))
+                got.append((pid, name))
+        with suppress(OSError):
+            os.kill(int(pid), 0)
+            got.append((pid, "signal"))
+    raise ValueError(f"reached {got}")
+
+
+def connect_to_a_file(x: Tensor) -> None:
+    with socket.socket(socket.AF_UNIX) as one:
+        one.connect((_HERE / "wanted").read_text())
+
+
 def take_memory_of_torch(x: Tensor) -> None:
     torch.ones(1 << 40)
 
@@ -221,6 +260,8 @@ def replace_functions(x: Tensor) -> Tensor:
     return torch.zeros(len(x), 2)
 
 
+#: What the rules for files are about.
+AT_FILES = (read_named_files, write_named_files, look_into_processes, connect_to_a_file)
 #: By number, from 1.
 DEEDS = (
     fork, daemonise, leave_a_program, become_another_program, stop_itself, end_itself_by_a_signal,
@@ -228,7 +269,7 @@ DEEDS = (
     change_the_process, take_signals, forget_modules, change_inputs, return_the_inputs,
     return_too_few_rows, return_nan, return_much, return_a_view_of_more, return_nothing, recurse,
     take_memory_of_torch, take_memory_of_python, take_descriptors, close_descriptors, print_much,
-    raise_exit, raise_interrupt, raise_a_long_text, write_nonsense, replace_functions,
+    raise_exit, raise_interrupt, raise_a_long_text, write_nonsense, replace_functions, *AT_FILES,
 )  # fmt: skip
 
 

@@ -93,8 +93,8 @@ class LaneListener:
         #: Reads the channels; None: the listener does.
         self._port: PacketPort | None = None
         self._successors_ready: SimpleQueue[LaneId] = SimpleQueue()
-        #: True once the log has that models are not confined.
-        self._told_unconfined = False
+        #: Why models may do what they should not, as lanes have said; empty when none did.
+        self.unconfined = ""
         self.restarts = Restarts(start, self.wake)
 
     def wake(self) -> None:
@@ -261,9 +261,9 @@ class LaneListener:
             return message
         lane.up = True
         _log.info("lane %d: process %d up, cores %s", lane.lane_id, message.pid, lane.cores)
-        if message.unconfined and not self._told_unconfined:
-            self._told_unconfined = True
-            _log.warning("models run with all rights of the server: %s", message.unconfined)
+        if message.unconfined and not self.unconfined:
+            self.unconfined = message.unconfined
+            _log.warning("models may do more than they should: %s", message.unconfined)
         return LaneUp()
 
     def _hung_up(self, lane: LaneHandle, reports: Reports) -> None:

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
@@ -48,14 +48,15 @@ class LanePool:
         threads: int = 1,
         places: Sequence[DevicePlace] = (),
         niceness: int = 0,
-        confinement: Confinement | None = None,
+        confinement: Callable[[str], Confinement] | None = None,
         own_cores: Mapping[str, tuple[tuple[int, ...], ...]] | None = None,
     ) -> None:
         """Make one lane for each of `lane_cores`, in a process of its own.
 
         With `places`, make that many on each place, as threads of one process; the lanes of the
         first place come first. `niceness` is that of lanes that compute on this machine's cores.
-        `confinement` is that of lanes in processes of their own: drivers of GPUs need more.
+        `confinement` returns that of a process for models of a trust domain, where lanes have
+        processes of their own: drivers of GPUs need more.
         `own_cores` has the cores of further such lanes by the trust domain whose models they run.
         """
         #: Lanes compute for milliseconds, the server's threads for microseconds. A server thread
@@ -125,6 +126,11 @@ class LanePool:
     def restarts(self) -> int:
         """Number of restarts of processes so far."""
         return self._listener.restarts.count
+
+    @property
+    def unconfined(self) -> str:
+        """Why models may do what they should not on this system; empty when they may not."""
+        return self._listener.unconfined
 
     def pids(self) -> dict[LaneId, int]:
         """Return the process id of each lane that has a process."""
@@ -276,11 +282,13 @@ class LanePool:
             return msgspec.structs.replace(seen, state=LaneState.IDLE)
         return seen
 
-    def calibrator(self) -> AbstractContextManager[Calibrator]:
+    def calibrator(
+        self, domain: str = "", writable: tuple[str, ...] = ()
+    ) -> AbstractContextManager[Calibrator]:
         """Start a process that calibrates one model, so that serving lanes keep to their tasks.
 
-        It runs on the first device, and what it finds is valid for all. Raises NotReady while the
-        server stops.
+        It runs on the first device, and what it finds is valid for all. It may do what lanes of the
+        trust domain may, and write to `writable` folders. Raises NotReady while the server stops.
         """
         process = self._processes[0]
         place = None if process.place is None else process.place.for_calibration()
@@ -289,7 +297,7 @@ class LanePool:
             name="calibrator",
             place=place,
             niceness=min(self._niceness, self.calibrators.niceness),
-            confinement=self._confinement and self._confinement.for_calibration(),
+            confinement=self._confinement and self._confinement(domain).for_calibration(writable),
         )
         return self.calibrators.start(setup, self._shared.fd)
 
@@ -326,7 +334,8 @@ class LanePool:
             keep_bytes=self._keep_bytes,
             niceness=self._niceness,
             place=process.place,
-            confinement=self._confinement,
+            confinement=self._confinement
+            and self._confinement(self.domains[process.lanes[0].lane_id]),
         )
 
     def _kill_all(self) -> None:
