@@ -24,6 +24,7 @@ from serve.config_settings import Setting
 from serve.core.disciplines import DISCIPLINES
 from serve.errors import ConfigError, ServeError
 from serve.files import printable
+from serve.models.cache import require_own
 from serve.models.repository import BrokenModel, ModelSpec, scan, unknown_names
 from serve.obs.schema import check_ours
 from serve.progress import Progress
@@ -72,6 +73,7 @@ def check_config(
     report.gather(lambda: _wrong_tokens(config), where)
     report.gather(lambda: _wrong_certificates(config), where)
     report.gather(lambda: _wrong_graphs(config, report), where)
+    report.gather(lambda: _wrong_cache(config), where)
     if not os.access(_nearest_existing(config.cache_path()), os.W_OK):
         report.warnings.append(
             f"{where}models.cache: {config.cache_path()} cannot be written, so every start"
@@ -138,6 +140,12 @@ def _wrong_tokens(config: Config) -> Iterator[str]:
             read_tokens(config.path(config.auth.tokens_file))
         except ConfigError as error:
             yield from (f"auth.tokens_file: {line}" for line in str(error).splitlines())
+
+
+def _wrong_cache(config: Config) -> Iterator[str]:
+    """Raise ConfigError when others may write to the cache; yields nothing."""
+    require_own(config.cache_path())
+    yield from ()
 
 
 def _wrong_certificates(config: Config) -> Iterator[str]:

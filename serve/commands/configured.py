@@ -8,7 +8,7 @@ from serve.access.tokens import TenantLimits
 from serve.config import Config
 from serve.core.disciplines import get_discipline
 from serve.core.types import TenantRules
-from serve.models.cache import CalibrationCache
+from serve.models.cache import CalibrationCache, require_own
 from serve.models.model_signature import PACKAGED
 from serve.server.device import Device, find_device
 from serve.server.lanes.processes import allocator_facts
@@ -26,8 +26,12 @@ def device_of(config: Config) -> Device:
 
 
 def calibration_cache(config: Config, device: Device) -> CalibrationCache:
-    """Open the cache that holds this configuration's calibrations."""
+    """Open the cache that holds this configuration's calibrations.
+
+    Raises ConfigError when others own it or may write to it.
+    """
     folder, budget_s = config.cache_path(), config.models.calibration_s
+    require_own(folder)
     limit_bytes = config.models.cache_limit_bytes
     if device.places:
         return CalibrationCache(

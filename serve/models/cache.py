@@ -11,6 +11,7 @@ import logging
 import os
 import platform
 import tempfile
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
@@ -63,6 +64,9 @@ class CalibrationCache:
             limit_bytes: Upper bound of the folder's size.
         """
         self._folder, self._compiles, self._limit_bytes = folder, compiles, limit_bytes
+        if compiles:  # lanes may not open what is made after they start
+            with suppress(OSError):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         runs_on = executor, device, f"{threads} threads", f"timed for {budget_s} s", *allocator
         if compiles:
             runs_on = *runs_on, "compiled"
@@ -111,11 +115,11 @@ class CalibrationCache:
         return str(self._package(content)) if self._compiles else ""
 
     def compiles_into(self) -> tuple[str, ...]:
-        """Return the folder that compiled packages are written to; none where nothing is."""
+        """Return the folders that compiling a model writes to; none where nothing is compiled."""
         if not self._compiles:
             return ()
-        self._folder.mkdir(parents=True, exist_ok=True)
-        return (str(self._folder),)
+        compilers = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+        return (str(self._folder), *([compilers] if compilers else []))
 
     def package_bytes(self, content: str) -> int:
         """Return the bytes of the compiled package that lanes map."""
@@ -130,7 +134,7 @@ class CalibrationCache:
         path = self._path(content)
         data = msgspec.json.format(msgspec.json.encode(_Entry(signature, calibration)))
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             # Renaming is atomic: readers see the old file or the new one.
             with tempfile.NamedTemporaryFile(
                 dir=self._folder, suffix=path.suffix, delete=False
@@ -146,6 +150,27 @@ class CalibrationCache:
     def _path(self, content: str) -> Path:
         key = hashlib.sha256(f"{content}\n{self._circumstances}".encode()).hexdigest()
         return self._folder / f"{key[:32]}.json"
+
+
+def require_own(folder: Path) -> None:
+    """Raise ConfigError when others own the cache's folder or may write to it.
+
+    Lanes run the code in it, and reservations follow from it. A folder that is not there is fine.
+    """
+    try:
+        stat = folder.stat()
+    except OSError:
+        return
+    if stat.st_uid not in (os.geteuid(), 0):
+        raise ConfigError(
+            f"models.cache: {folder} belongs to user {stat.st_uid}, and the server runs as user "
+            f"{os.geteuid()}; lanes run code from it, so it must be the server's own"
+        )
+    if stat.st_mode & 0o022:
+        raise ConfigError(
+            f"models.cache: {folder} has the mode {stat.st_mode & 0o7777:04o}, but only its owner "
+            f"may write it, as lanes run code from it; chmod go-w {folder}"
+        )
 
 
 def _versions() -> list[str]:

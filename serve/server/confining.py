@@ -41,7 +41,8 @@ class Confining:
             yield str(config.file)
         tls, report = config.server.tls, config.report
         secrets = (tls.certificate, tls.key, tls.client_ca, config.auth.tokens_file)
-        for name in (*secrets, config.server.admin_socket, report.journal, report.access_log):
+        logs = report.journal, report.access_log, report.record
+        for name in (*secrets, config.server.admin_socket, *logs):
             if name is not None:
                 yield str(config.path(name))
         for suffix in _BESIDE_DATABASE:

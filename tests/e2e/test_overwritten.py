@@ -3,19 +3,24 @@
 import os
 import shutil
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
+import numpy as np
 import pytest
+import torch
 import tritonclient.grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 from bench.kit.servers import ServerProcess
 from bench.kit.waiting import PATIENCE_S
+from serve.models.writer import write_model
 from serve.pb import grpc_service_pb2 as pb
 from serve.pb import grpc_service_pb2_grpc as stubs
 from serve.wire.messages import encode_request
+from tests.e2e import mischief
 from tests.e2e.support import GOOD, REPOSITORY, Troubled, assert_equal, infer, raw_channel
 from tests.processes import descendants, http_get, metric, wait_for
 
@@ -130,6 +135,55 @@ def test_what_was_loaded_is_served_whatever_becomes_of_its_files(careless, call,
     answer = infer(call, "mischief", graph)
     assert answer.version == "1"
     assert_equal(answer.outputs["output"], expected)
+
+
+def test_answers_are_of_one_version_while_weights_are_written_to(careless, trouble, client, call):
+    """Of the loaded one, whatever the file holds; after an explicit load, of the new one alone."""
+    weights = trouble.root / "written" / "1" / "weights.safetensors"
+    graph = trouble.graph(num_nodes=20)
+    contents, outputs = [], []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        module = mischief.build()
+        write_model(trouble.root, "written", module, factory="./model.py:build", args={})
+        contents.append(weights.read_bytes())
+        with torch.inference_mode():
+            outputs.append(module.linear(torch.from_numpy(graph.x)).numpy())
+    shutil.copy(mischief.__file__, trouble.root / "written" / "model.py")
+    client.load_model("written")
+    loaded, asked, going = 1, [0, 0], True
+
+    def ask() -> None:
+        while going:
+            before = loaded
+            answer = infer(call, "written", graph).outputs["output"]
+            (which,) = [n for n in (0, 1) if np.allclose(answer, outputs[n], atol=1e-5)]
+            assert before is None or loaded is not before or which == before
+            asked[which] += 1
+
+    with ThreadPoolExecutor(2) as threads:
+        asking = [threads.submit(ask) for _ in range(2)]
+        try:
+            while sum(asked) < 1_000 and not any(one.done() for one in asking):
+                new = 1 if sum(asked) < 500 else 0
+                half = len(contents[new]) // 2
+                with weights.open("r+b") as file:  # in place, in two steps, and cut between them
+                    file.write(contents[new][:half])
+                    file.flush()
+                    infer(call, "written", graph)
+                    file.truncate(half)
+                    infer(call, "written", graph)
+                    file.write(contents[new][half:])
+                if loaded != new:
+                    loaded = None  # either, while it loads
+                    client.load_model("written")
+                    loaded = new
+        finally:
+            going = False
+    for one in asking:
+        one.result()
+    assert min(asked) > 0
+    assert sum(asked) >= 1_000
 
 
 def lanes_of(server):

@@ -8,8 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from serve.errors import ConfigError
 from serve.models import cache as cache_module
-from serve.models.cache import CalibrationCache
+from serve.models.cache import CalibrationCache, require_own
 from serve.models.cache_pruning import hold, prune
 from tests.estimate.conftest import SIGNATURE
 
@@ -146,3 +147,28 @@ def test_a_new_calibration_makes_room_for_itself_and_one_that_is_used_stays(tmp_
     assert cache(1 << 30).get("abc") is not None
     cache(32 << 10).put("abd", SIGNATURE, calibration)
     assert (kept.exists(), other.exists(), graphs.exists()) == (True, False, True)
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o702, 0o1777])
+def test_a_folder_that_others_may_write_to_is_refused(tmp_path, mode):
+    tmp_path.chmod(mode)
+    with pytest.raises(ConfigError, match=f"{mode:04o}.*only its owner may write.*chmod go-w"):
+        require_own(tmp_path)
+    tmp_path.chmod(mode & ~0o022)
+    require_own(tmp_path)
+
+
+def test_a_folder_of_another_user_is_refused_by_name(tmp_path, monkeypatch):
+    if os.geteuid() == 0:
+        os.chown(tmp_path, 4711, -1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 4711)
+    owner, us = tmp_path.stat().st_uid, os.geteuid()
+    with pytest.raises(ConfigError, match=f"{tmp_path} belongs to user {owner}.*as user {us}"):
+        require_own(tmp_path)
+
+
+def test_a_new_folder_is_the_server_s_alone(cache, tmp_path, calibration):
+    require_own(tmp_path / "deep" / "cache")
+    cache.put("abc", SIGNATURE, calibration)
+    assert (tmp_path / "deep" / "cache").stat().st_mode & 0o777 == 0o700

@@ -52,7 +52,7 @@ class Lanes:
             self.rollout.lane_models.answered(lane_id, message.key, failure)
 
     @contextmanager
-    def calibrator(self):
+    def calibrator(self, domain, writable):
         yield self
 
     def probe(self, message, timeout_s, progress):
@@ -387,7 +387,7 @@ class Hanging:
         monkeypatch.setattr(lanes, "calibrator", self.calibrator)
 
     @contextmanager
-    def calibrator(self):
+    def calibrator(self, domain, writable):
         yield self
 
     def kill(self):

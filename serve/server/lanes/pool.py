@@ -55,14 +55,11 @@ class LanePool:
 
         With `places`, make that many on each place, as threads of one process; the lanes of the
         first place come first. `niceness` is that of lanes that compute on this machine's cores.
-        `confinement` returns that of a process for models of a trust domain, where lanes have
-        processes of their own: drivers of GPUs need more.
+        `confinement` is that of lanes in their own processes for the models of a trust domain.
         `own_cores` has the cores of further such lanes by the trust domain whose models they run.
         """
-        #: Lanes compute for milliseconds, the server's threads for microseconds. A server thread
-        #: that shares a core with a lane of its own niceness waits for a tick of the kernel, up to
-        #: 4 ms. Lanes of a GPU launch for microseconds too: nice ones would
-        #: leave the device without work beside any busy process.
+        #: A thread of the server would wait for a tick of the kernel for a lane of its own
+        #: niceness. Nice lanes of a GPU would leave the device without work.
         self._niceness = niceness if all(place.on_processor for place in places) else 0
         self._confinement = None if places else confinement
         self._shared = shared
@@ -144,8 +141,7 @@ class LanePool:
         """Return the private memory of each process, by its first lane."""
         found = {}
         for process in self._processes:
-            pid = process.pid
-            size_bytes = None if pid is None else private_bytes_of(pid)
+            size_bytes = None if process.pid is None else private_bytes_of(process.pid)
             if size_bytes is not None:
                 found[process.lanes[0].lane_id] = size_bytes
         return found
@@ -324,6 +320,7 @@ class LanePool:
 
     def _setup(self, process: LaneProcess, number: int) -> LaneSetup:
         """Return the setup of a process whose first lane has the words of that number."""
+        rules = self._confinement
         return LaneSetup(
             name=process.name,
             cores=process.lanes[0].cores,
@@ -334,8 +331,7 @@ class LanePool:
             keep_bytes=self._keep_bytes,
             niceness=self._niceness,
             place=process.place,
-            confinement=self._confinement
-            and self._confinement(self.domains[process.lanes[0].lane_id]),
+            confinement=rules and rules(self.domains[process.lanes[0].lane_id]),
         )
 
     def _kill_all(self) -> None:
