@@ -9,9 +9,11 @@ A file `serve.py` beside the user's program does not shadow the library: this pa
 package `serve` that lies beside it, not the first of that name on the path.
 """
 
+import importlib
 import importlib.util
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 
 def _load_library() -> None:
@@ -31,8 +33,23 @@ def _load_library() -> None:
 
 _load_library()
 
-from serve import __version__  # noqa: E402
-from serve.client import *  # noqa: E402, F403
-from serve.client import __all__ as _names  # noqa: E402
+from serve import __version__ as __version__  # noqa: E402
 
-__all__ = ["__version__", *_names]
+if TYPE_CHECKING:
+    from serve.client import *  # noqa: F403
+
+
+def __getattr__(name: str) -> Any:
+    """Import the client when it is first used: the command sets grpc up before its import."""
+    if name.startswith("__") and name != "__all__":
+        raise AttributeError(f"module 'gnnserve' has no attribute '{name}'")
+    client = importlib.import_module("serve.client")
+    if name == "__all__":
+        return ["__version__", *client.__all__]
+    if name not in client.__all__:
+        raise AttributeError(f"module 'gnnserve' has no attribute '{name}'")
+    return getattr(client, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__getattr__("__all__")})

@@ -15,7 +15,7 @@ _OURS = ("gnnserve", "loadgen", "serve")
 def main() -> None:
     """Run the command in argv; end with exit code 2 when a package that it needs is missing."""
     try:
-        from serve.cli import main as run
+        from serve.__main__ import main as run
 
         run()
     except ModuleNotFoundError as error:
