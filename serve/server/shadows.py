@@ -82,7 +82,7 @@ class Shadows:
                 return
             size_bytes += memoryview(tensor.data).nbytes
         with self._changed:
-            full = len(self._waiting) >= _MOST_WAITING
+            full = len(self._waiting) >= _MOST_WAITING or not self._started()
             full = full or self._held_bytes + size_bytes > _MOST_BYTES or self._stopping
             if not full:
                 self._held_bytes += size_bytes
@@ -100,10 +100,19 @@ class Shadows:
             self._waiting.append(
                 _Waiting(again, result.outputs, record.graph_version, size_bytes, until_ns)
             )
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="shadows", daemon=True)
-                self._thread.start()
             self._changed.notify_all()
+
+    def _started(self) -> bool:
+        """Return True once the thread runs; a system without threads is asked again."""
+        if self._thread is None and not self._stopping:
+            thread = threading.Thread(target=self._work, name="shadows", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                _log.warning("no thread runs shadows: %s", error)
+                return False
+            self._thread = thread
+        return True
 
     def counts(self, model: str, version: int) -> ShadowCounts:
         """Return how the shadows of a version compared, since the server started."""

@@ -135,7 +135,10 @@ class ModelVersions:
         )  # fmt: skip
         self.on_event(event)
         # This thread may be the one that drives everything: it waits for no disk.
-        threading.Thread(target=self._keep, args=(name,), name="rules", daemon=True).start()
+        try:
+            threading.Thread(target=self._keep, args=(name,), name="rules", daemon=True).start()
+        except RuntimeError as error:
+            self._keeps_not(name, f"no thread writes versions.toml: {error}")
 
     def _changed(self, name: str, before: VersionRules, change: VersionChange) -> VersionRules:
         given = [change.split is not None, change.shadow is not None, change.roll_back]
@@ -184,16 +187,19 @@ class ModelVersions:
         with self._writing:
             with self._lock:
                 kept = KeptRules(self._router.rules(name), self._previous.get(name))
-            reason = ""
             try:
                 write_rules(self._catalogue.root / name, kept)
             except OSError as error:
-                reason = f"versions.toml cannot be written: {error.strerror}"
-                _log.warning("model %s: %s; the rules end with the server", name, reason)
+                self._keeps_not(name, f"versions.toml cannot be written: {error.strerror}")
+                return
             with self._lock:
-                self._not_kept[name] = reason
-                if not reason:
-                    self._on_disk[name] = kept
+                self._not_kept[name] = ""
+                self._on_disk[name] = kept
+
+    def _keeps_not(self, name: str, reason: str) -> None:
+        _log.warning("model %s: %s; the rules end with the server", name, reason)
+        with self._lock:
+            self._not_kept[name] = reason
 
 
 def told(rules: VersionRules) -> str:

@@ -170,3 +170,15 @@ def test_nothing_runs_after_the_stop(world):
     world.shadows.answered(call_of(), result_of())
     assert world.counts.skipped == 1
     assert world.calls == []
+
+
+def test_without_a_thread_shadows_are_skipped_until_there_is_one(world, monkeypatch):
+    def cannot_start(_):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", cannot_start)
+        world.shadows.answered(call_of(), result_of())
+    assert world.ended().skipped == 1
+    world.shadows.answered(call_of(1), result_of())
+    assert world.ended(2).compared == 1

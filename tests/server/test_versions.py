@@ -2,6 +2,7 @@
 
 import logging
 import shutil
+import threading
 
 import pytest
 
@@ -238,6 +239,20 @@ def test_a_canary_that_does_worse_goes_back(folder, models, three, caplog, bad):
     assert three.taken_back_count == {("m", "2"): 1}
     assert "model m: the canary, version 2, is taken back" in caplog.text
     wait_for(lambda: read_rules(folder).now == facts.rules, "the rules on disk")
+
+
+def test_a_canary_goes_back_where_no_thread_can_start(models, three, monkeypatch):
+    on_trial(three)
+    monkeypatch.setattr(threading.Thread, "start", cannot_start)
+    for number in range(LEAST):
+        three.ended(record(1, number))
+        three.ended(record(2, number, violated=True))
+    assert set(answering(models)) == {1}
+    assert "can't start new thread" in three.facts("m")[0].not_kept
+
+
+def cannot_start(_):
+    raise RuntimeError("can't start new thread")
 
 
 @pytest.mark.parametrize(
