@@ -16,7 +16,10 @@ def ask(tmp_path, monkeypatch):
     """Runs a command on a configuration with one model and an empty cache."""
     shutil.copytree(ROOT / "configs" / "models" / "gcn", tmp_path / "models" / "gcn")
     path = tmp_path / "server.toml"
-    path.write_text('[models]\nrepository = "models"\ncache = "cache"\n')
+    # What lanes keep of their memory is part of a calibration's key.
+    path.write_text(
+        '[models]\nrepository = "models"\ncache = "cache"\n[device]\nmemory_budget = "2 GiB"\n'
+    )
     for name, value in SHORT_CALIBRATIONS.items():
         monkeypatch.setenv(name, value)
 

@@ -17,7 +17,7 @@ from serve.commands.import_model import (
     parse_arguments,
 )
 from serve.commands.init import starting_configuration
-from serve.config import Config, load_config
+from serve.config import NO_KEYS, Config, load_config
 from serve.errors import ConfigError
 from serve.interface import InputSlot, Interface, TensorSlot
 from serve.models.repository import ModelSpec, find
@@ -314,7 +314,7 @@ def test_a_module_that_mlflow_pickled_is_refused_and_not_run(trained, tmp_path, 
 def test_a_configuration_to_start_from_has_every_default(tmp_path, monkeypatch, capfd):
     assert gnnserve(monkeypatch, tmp_path, "init") == 0
     path = tmp_path / "gnnserve.toml"
-    assert load_config(path) == msgspec.structs.replace(Config(), base=tmp_path)
+    assert load_config(path) == msgspec.structs.replace(Config(), base=tmp_path, file=path)
     assert "gnnserve serve --config gnnserve.toml" in capfd.readouterr().out
     before = path.read_text()
     assert gnnserve(monkeypatch, tmp_path, "init") == 2
@@ -344,6 +344,6 @@ def test_each_key_of_it_can_be_used(tmp_path, line):
 
 def test_it_names_all_sections():
     table = tomllib.loads(starting_configuration("x"))
-    sections = {field.name for field in msgspec.structs.fields(Config)} - {"base", "graph"}
+    sections = {field.name for field in msgspec.structs.fields(Config)} - NO_KEYS - {"graph"}
     assert set(table) == sections
     assert len(COMMENTED) > 30

@@ -19,6 +19,7 @@ EXPECTED = {
     "UnknownName": "NOT_FOUND",
     "Mismatch": "FAILED_PRECONDITION",
     "NotReady": "UNAVAILABLE",
+    "VersionReplaced": "UNAVAILABLE",
     "TooBig": "RESOURCE_EXHAUSTED",
     "QueueFull": "RESOURCE_EXHAUSTED",
     "DeadlineExceeded": "DEADLINE_EXCEEDED",
