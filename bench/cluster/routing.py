@@ -41,7 +41,7 @@ _NO_LIMIT = DispatchParams(patience_ns=60_000 * MS, most_requests=10**6)
 SCRIPT = Script(
     "routing",
     full={"requests": 20_000, "seeds": 2, "machines": 16, "rhos": (0.7, 0.85), "steps": 7},
-    quick={"requests": 400, "seeds": 1, "machines": 4, "rhos": (0.85,), "steps": 2},
+    quick={"requests": 400, "seeds": 1, "machines": 8, "rhos": (0.85,), "steps": 2},
     tables=[
         Table("Alike machines of 2 cores", "alike", {
             "front": "{way}", "ρ": "{rho}", "missed": "{missed:.2%}", "prototype": "{prototype}",

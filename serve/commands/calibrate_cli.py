@@ -3,20 +3,21 @@
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 from rich.table import Table
 
-from serve.commands.configured import calibration_cache, device_of
 from serve.commands.steps import Steps
 from serve.config import Config, load_config
 from serve.config_settings import settings_of
 from serve.errors import ConfigError, UnknownName
-from serve.models.cache import CalibrationCache
-from serve.models.repository import ModelSpec, content_hash, scan, scan_model
 from serve.terminal import Console
+
+if TYPE_CHECKING:  # the server's packages, which the client alone has not
+    from serve.models.cache import CalibrationCache
+    from serve.models.repository import ModelSpec
 
 app = typer.Typer(help="List, renew or forget the calibrations of a configuration's models.")
 _errors = Console(stderr=True)
@@ -69,7 +70,9 @@ def run_command(
     names: NamesArgument, config: ConfigOption = _CONFIG, settings: SetOption = None
 ) -> None:
     """Calibrate models anew; a server uses the result when it starts or loads them next."""
+    from serve.commands.configured import device_of
     from serve.commands.estimate import offline_estimators
+    from serve.models.repository import content_hash
     from serve.obs.log import setup_logging
 
     setup_logging(level="WARNING")
@@ -89,19 +92,25 @@ def forget_command(
     names: NamesArgument, config: ConfigOption = _CONFIG, settings: SetOption = None
 ) -> None:
     """Delete calibrations; a server makes them again when it loads the models next."""
+    from serve.models.repository import content_hash
+
     loaded, cache = _opened(config, settings)
     for spec in _specs(loaded, names):
         known = cache.forget(content_hash(spec))
         typer.echo(f"{spec.key}: {'forgotten' if known else 'was not calibrated'}")
 
 
-def _opened(path: Path, settings: list[str] | None) -> tuple[Config, CalibrationCache]:
+def _opened(path: Path, settings: list[str] | None) -> tuple[Config, "CalibrationCache"]:
+    from serve.commands.configured import calibration_cache, device_of
+
     loaded = load_config(path, settings_of(os.environ, settings or ()))
     return loaded, calibration_cache(loaded, device_of(loaded))
 
 
-def _specs(config: Config, names: Iterable[str] = ()) -> list[ModelSpec]:
+def _specs(config: Config, names: Iterable[str] = ()) -> list["ModelSpec"]:
     """Return the sound versions of these models, or of all; raises ConfigError for others."""
+    from serve.models.repository import ModelSpec, scan, scan_model
+
     root, names = config.path(config.models.repository), tuple(names)
     try:
         found = [one for name in names for one in scan_model(root, name)] if names else scan(root)
@@ -110,7 +119,9 @@ def _specs(config: Config, names: Iterable[str] = ()) -> list[ModelSpec]:
     return [one for one in found if isinstance(one, ModelSpec)]
 
 
-def _described(spec: ModelSpec, cache: CalibrationCache) -> Calibrated:
+def _described(spec: "ModelSpec", cache: "CalibrationCache") -> Calibrated:
+    from serve.models.repository import content_hash
+
     known = cache.get(content_hash(spec))
     if known is None:
         return Calibrated(spec.name, str(spec.version), "", None, "")
