@@ -1,5 +1,6 @@
 """A real server in a process of its own, for end-to-end tests and benches."""
 
+import json
 import os
 import random
 import signal
@@ -151,6 +152,7 @@ class ServerProcess:
         text = "".join(_section(name, table[name]) for name in table)
         text += "".join(_section("[graph]", graph) for graph in graphs)
         self.config.write_text(text)
+        self._calibrates = usual_calibrations and not self.quick and checkout is None
         self._environment = {**os.environ, **(environment or {})}
         self._own_group = own_group
         python = sys.executable if checkout is None else str(checkout / ".venv" / "bin" / "python")
@@ -161,6 +163,8 @@ class ServerProcess:
         self.process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> "ServerProcess":
+        if self._calibrates:
+            self._calibrate()
         self.start()
         try:
             self.wait_ready()
@@ -168,6 +172,23 @@ class ServerProcess:
             self.kill()
             raise
         return self
+
+    def _calibrate(self) -> None:
+        """Calibrate models that are not: a server would do it while it serves, beside requests."""
+        # Lanes as of a bench's servers, whatever their discipline.
+        config = ("--config", str(self.config), "--set", "scheduling.discipline=preemptive")
+        command = [sys.executable, "-m", "serve", "calibrate"]
+
+        def told(*arguments: str) -> str:
+            done = subprocess.run(
+                [*command, *arguments, *config], cwd=ROOT, env=self._environment,
+                stdout=subprocess.PIPE, text=True, check=True,
+            )  # fmt: skip
+            return done.stdout
+
+        known = json.loads(told("list", "--json"))
+        if missing := {one["model"] for one in known if one["time_error"] is None}:
+            told("run", *sorted(missing))
 
     @contextmanager
     def starting(self) -> Iterator["ServerProcess"]:
