@@ -17,6 +17,7 @@ from rich.text import Text
 
 import serve
 from serve.commands import calibrate_cli, database_cli, graph_cli, model_cli, token_cli
+from serve.commands.options import CONFIG_PATH, ConfigOption, SetOption
 from serve.commands.steps import Steps
 from serve.config import effective_values, load_config
 from serve.config_schema import schema, values_table
@@ -46,17 +47,6 @@ app.add_typer(graph_cli.app, name="graph", no_args_is_help=True)
 app.add_typer(token_cli.app, name="token", no_args_is_help=True)
 _errors = Console(stderr=True)
 
-ConfigOption = Annotated[Path, typer.Option("--config", help="The configuration file (TOML).")]
-_CONFIG = Path("gnnserve.toml")
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Use this value for a configuration key, such as server.host=0.0.0.0; repeatable. "
-        "Environment variables such as GNNSERVE__SERVER__HOST do the same.",
-    ),
-]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 _LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
@@ -91,7 +81,7 @@ def _root(
 
 @app.command("serve")
 def serve_command(
-    config: ConfigOption = _CONFIG,
+    config: ConfigOption = CONFIG_PATH,
     grpc_port: Annotated[
         int | None,
         typer.Option(
@@ -127,7 +117,7 @@ def serve_command(
 
 @app.command()
 def check(
-    config: ConfigOption = _CONFIG,
+    config: ConfigOption = CONFIG_PATH,
     fast: Annotated[
         bool, typer.Option("--fast", help="Only read files: bind no port, build no model.")
     ] = False,

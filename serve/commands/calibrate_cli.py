@@ -9,6 +9,7 @@ import msgspec
 import typer
 from rich.table import Table
 
+from serve.commands.options import CONFIG_PATH, ConfigOption, SetOption
 from serve.commands.steps import Steps
 from serve.config import Config, load_config
 from serve.config_settings import settings_of
@@ -22,14 +23,6 @@ if TYPE_CHECKING:  # the server's packages, which the client alone has not
 app = typer.Typer(help="List, renew or forget the calibrations of a configuration's models.")
 _errors = Console(stderr=True)
 
-ConfigOption = Annotated[Path, typer.Option("--config", help="The configuration file (TOML).")]
-_CONFIG = Path("gnnserve.toml")
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set", metavar="KEY=VALUE", help="Use this value for a configuration key; repeatable."
-    ),
-]
 NamesArgument = Annotated[list[str], typer.Argument(help="Models of the repository, by name.")]
 
 
@@ -48,7 +41,7 @@ class Calibrated(msgspec.Struct, frozen=True):
 
 @app.command("list")
 def list_command(
-    config: ConfigOption = _CONFIG,
+    config: ConfigOption = CONFIG_PATH,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     settings: SetOption = None,
 ) -> None:
@@ -67,7 +60,7 @@ def list_command(
 
 @app.command("run")
 def run_command(
-    names: NamesArgument, config: ConfigOption = _CONFIG, settings: SetOption = None
+    names: NamesArgument, config: ConfigOption = CONFIG_PATH, settings: SetOption = None
 ) -> None:
     """Calibrate models anew; a server uses the result when it starts or loads them next."""
     from serve.commands.configured import device_of
@@ -89,7 +82,7 @@ def run_command(
 
 @app.command("forget")
 def forget_command(
-    names: NamesArgument, config: ConfigOption = _CONFIG, settings: SetOption = None
+    names: NamesArgument, config: ConfigOption = CONFIG_PATH, settings: SetOption = None
 ) -> None:
     """Delete calibrations; a server makes them again when it loads the models next."""
     from serve.models.repository import content_hash
