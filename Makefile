@@ -36,7 +36,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
 # Time of all files in a wheel, so that a commit has one wheel.
 export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 315532800)
 
-.PHONY: help setup demo test test-ci test-benches test-fast cpp fuzz mutants chaos bench gpu-check check lint type arch generated format proto client stub \
+.PHONY: help setup demo test test-ci test-benches test-fast cpp fuzz explore mutants chaos bench gpu-check check lint type arch generated format proto client stub \
         wheel sbom lock clean
 
 help: ## List the targets
@@ -76,6 +76,9 @@ fuzz: $(PACKAGE) ## Made-up bytes for all that takes bytes of others, the front'
 	     cmake --build --preset $$preset --target front_fuzz -- --quiet; done; \
 	 ../build/cpp-tsan/tests/front_fuzz --threads 1000000; \
 	 ../build/cpp-asan/tests/front_fuzz $$((30 * minutes)) $$(date +%s)
+
+explore: $(PACKAGE) ## Property tests with examples that differ from one run to the next
+	@$(PY) -m pytest -q --hypothesis-profile=explore -m hypothesis $(ARGS)
 
 mutants: $(PACKAGE) ## Do the tests of the core notice changes of it? Installs mutmut; COUNT=58 SEED=1
 	@$(PIP) install -c .stamps/constraints.txt -e '.[mutants]' --no-build-isolation

@@ -11,9 +11,17 @@ from bench.kit.servers import ServerProcess
 # Before torch is imported: two processes of tests, each with a thread for every core, wait for each
 # other in every operator. Servers that tests start inherit it, and lanes have one thread anyway.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Before grpc is imported: its handlers of a fork abort a child that a test forks beside calls.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
-# How long an example takes, and making it up, is up to what else the machine does.
-settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# How long an example takes, and making it up, is up to what else the machine does. The same
+# examples every time; others are tried by `make explore`.
+settings.register_profile(
+    "tests", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile(
+    "explore", settings.get_profile("tests"), derandomize=False, max_examples=1000
+)
 settings.load_profile("tests")
 
 # Tests may run beside other programs, and lanes that give way to them would take minutes.

@@ -1,9 +1,13 @@
 """The command's process may fork without losing the threads of its gRPC server."""
 
+import os
 import subprocess
 import sys
 
 import pytest
+
+#: Without what switches the handlers off for all tests.
+_ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "GRPC_ENABLE_FORK_SUPPORT"}
 
 #: In place of the command line: a server whose process forks, as Python does when vfork fails.
 _PROBE = """
@@ -38,7 +42,7 @@ main()
 def test_a_fork_leaves_the_threads_of_grpc_alone(module):
     done = subprocess.run(
         [sys.executable, "-c", _PROBE.replace("MODULE", module)],
-        capture_output=True, text=True, timeout=120, check=True,
+        env=_ENVIRONMENT, capture_output=True, text=True, timeout=120, check=True,
     )  # fmt: skip
     assert done.stdout == "threads started: 0\n"
     assert "fork() handlers" not in done.stderr
