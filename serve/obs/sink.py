@@ -11,6 +11,7 @@ from serve.obs.live.tally import ServerState
 from serve.obs.record import RequestRecord
 from serve.obs.row_sampling import RowSampler
 from serve.obs.store import RecordStore
+from serve.obs.wall_clock import WallClock
 
 _log = logging.getLogger(__name__)
 
@@ -20,6 +21,8 @@ COMMIT_INTERVAL_S = 0.9
 _IDLE_INTERVAL_S = 1.0
 #: Most rows per batch for requests that never reached a lane: about 100 a second.
 _MOST_UNLAUNCHED = 90
+#: Time for which a clock that is set ahead must stay so before rows are deleted by it.
+DOUBTS_NS = 3_600_000_000_000
 #: Most records that wait for the database; more are dropped and counted.
 MAX_WAITING = 100_000
 
@@ -29,9 +32,25 @@ Observer = Callable[[RequestRecord], None]
 class RecordSink:
     """Accepts records in about 0.1 µs; stores them and calls observers a little later."""
 
-    def __init__(self, store: RecordStore, observers: Sequence[Observer] = ()) -> None:
-        """Start the thread, which calls each observer once per record, in order."""
+    def __init__(
+        self,
+        store: RecordStore,
+        observers: Sequence[Observer] = (),
+        wall_ns: Callable[[], int] = time.time_ns,
+        monotonic_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        """Start the thread, which calls each observer once per record, in order.
+
+        Args:
+            store: Takes the rows.
+            observers: Get every record.
+            wall_ns: Returns nanoseconds since the epoch.
+            monotonic_ns: Returns the nanoseconds of a clock that nobody sets.
+        """
         self._store = store
+        self._clock = WallClock(wall_ns, monotonic_ns)
+        #: Tells how old rows are. What a wrong clock would delete does not come back.
+        self._age_clock = WallClock(wall_ns, monotonic_ns, doubts_ns=DOUBTS_NS)
         self._observers = tuple(observers)
         self._queue: SimpleQueue[RequestRecord | None] = SimpleQueue()
         self._closing = threading.Event()
@@ -90,7 +109,7 @@ class RecordSink:
         """Store, commit and observe a batch; returns True when it held the end mark."""
         closed = False
         sampler = RowSampler(_MOST_UNLAUNCHED)
-        now_s = int(time.time())
+        now_s = self._now_s()
         for record in batch:
             if record is None:
                 closed = True
@@ -108,15 +127,22 @@ class RecordSink:
 
     def _store_lost(self) -> None:
         """Store and commit what is left, and the state."""
-        now_s = int(time.time())
+        now_s = self._now_s()
         for record in self._lost():
             self._store.count(record, now_s)
             self._store.insert(record)
         if (state := self._ask_state()) is not None:
             self._store.tell(state, now_s)
         self._store.overflowed = self._overflowed
-        self._store.commit()
-        self._store.trim(time.time_ns())
+        self._store.commit(now_s)
+        self._store.trim(self._age_clock.now_ns())
+
+    def _now_s(self) -> int:
+        """Return the seconds since the epoch; log when the clock was set."""
+        if step_ns := self._clock.follow():
+            way = "ahead" if step_ns > 0 else "back"
+            _log.warning("the system's clock was set %s by %.1f s", way, abs(step_ns) / 1e9)
+        return self._clock.now_ns() // 1_000_000_000
 
     def _observe(self, record: RequestRecord) -> None:
         for observer in self._observers:

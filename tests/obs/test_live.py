@@ -212,6 +212,19 @@ def test_a_clock_that_is_set_and_set_right_again_leaves_the_page_working(tmp_pat
     assert seen["state"] == {"queue": 3, "reserved_bytes": 5, "lanes_up": 2}
 
 
+def test_a_clock_that_is_set_back_before_the_start_leaves_the_state(tmp_path):
+    state = ServerState(queue=3, reserved_bytes=5, lanes_up=2)
+    hour_s, from_s = 3600, 300
+    with closing(stored(tmp_path / "r.db", [], START_S + from_s)) as db:
+        writer = BucketWriter(db, START_S + from_s)
+        for second in range(from_s, from_s + 20):
+            now_s = START_S + second - hour_s
+            writer.tell(state, now_s)
+            writer.write(now_s)
+        seen = View(Focus()).update(db, START_S + from_s + 20 - hour_s)
+    assert seen["state"] == {"queue": 3, "reserved_bytes": 5, "lanes_up": 2}
+
+
 def test_old_buckets_go(tmp_path):
     span_s = KEPT_S[1] + 600
     rows = [moved(record(str(i)), i * 10) for i in range(span_s // 10)]

@@ -193,10 +193,13 @@ class View:
     def _state(
         self, db: sqlite3.Connection, end_s: int, run: ServerRun | None
     ) -> dict[str, int] | None:
+        started_s = run.started_unix_ns // 10**9 if run else 0
+        # A clock that was set back may be before the start.
+        since_s = end_s - _STATE_S if started_s > end_s else max(end_s - _STATE_S, started_s)
         row = db.execute(
             "SELECT queue, reserved_bytes, lanes_up FROM bucket WHERE width_s = 1 AND kind = 'all' "
             "AND start_s BETWEEN ? AND ? AND queue IS NOT NULL ORDER BY start_s DESC LIMIT 1",
-            (max(end_s - _STATE_S, run.started_unix_ns // 10**9 if run else 0), end_s),
+            (since_s, end_s),
         ).fetchone()
         names = ("queue", "reserved_bytes", "lanes_up")
         return None if row is None else dict(zip(names, row, strict=True))
