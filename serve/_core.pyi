@@ -53,6 +53,8 @@ class OffsetAllocator:
     def largest_free_bytes(self) -> int:
         """Size of the largest request that would succeed now."""
 
+def read_arriving(socket: int, dst: serve.native.BytesLike) -> tuple[int, bool]: ...
+
 class Topology:
     """
     In-neighbours by destination, and rows that changed since; holds its buffers.

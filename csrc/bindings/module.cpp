@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "arriving.hpp"
 #include "block_pool.hpp"
 #include "buffer.hpp"
 #include "front.hpp"
@@ -106,6 +107,7 @@ NB_MODULE(_core, module) {
                      "Bytes in use, each range rounded up to the alignment.")
         .def_prop_ro("largest_free_bytes", &OffsetAllocator::largest_free,
                      "Size of the largest request that would succeed now.");
+    gnnserve::bindings::bind_arriving(module);
     gnnserve::bindings::bind_graphs(module);
     gnnserve::bindings::bind_block_pool(module);
     gnnserve::bindings::bind_plain(module);

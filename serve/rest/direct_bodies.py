@@ -11,6 +11,7 @@ from contextlib import suppress
 import numpy as np
 from starlette.requests import ClientDisconnect, Request
 
+from serve import native
 from serve.rest.connections import CONNECTION, Connection
 from serve.rest.idle_threads import in_thread
 
@@ -61,15 +62,11 @@ async def _receive(source: socket.socket, target: memoryview) -> None:
 
 
 def _read(source: socket.socket, target: memoryview) -> int:
-    """Read what has come, as far as there is room; returns how many bytes that was."""
-    filled = 0
-    with suppress(BlockingIOError):
-        while filled < len(target):
-            size_bytes = source.recv_into(target[filled:])
-            if not size_bytes:
-                raise ClientDisconnect
-            filled += size_bytes
-    return filled
+    """Read what comes, as far as there is room; returns how many bytes that was."""
+    size_bytes, ended = native.read_arriving(source.fileno(), target)
+    if ended:
+        raise ClientDisconnect
+    return size_bytes
 
 
 async def _readable(source: socket.socket) -> None:
