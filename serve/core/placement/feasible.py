@@ -1,0 +1,106 @@
+"""A first placement: found whenever there is one, in polynomial time (the paper's IFS).
+
+Tasks of equal demand are alike, so a placement is how many of each kind are on each machine. For
+one machine after the other, all counts that can be placed so far are kept, but for those that
+others exceed.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+from random import Random
+
+from serve.core.placement.job import Assignment, DistributedJob, fits
+from serve.errors import ConfigError
+
+#: How many tasks of each kind.
+Counts = tuple[int, ...]
+
+
+def first_placement(job: DistributedJob, rng: Random | None = None) -> Assignment:
+    """Return a placement that keeps every capacity, machines filled in random order.
+
+    Raises ConfigError when there is none. Without `rng` machines are filled in their own order.
+    """
+    kinds: dict[tuple[float, ...], list[int]] = {}
+    for task in job.movable:
+        kinds.setdefault(job.whole_demand(task), []).append(task)
+    demands, members = list(kinds), list(kinds.values())
+    order = list(range(len(job.machines)))
+    if rng is not None:
+        rng.shuffle(order)
+    free = _free(job)
+    counts = _counts(demands, tuple(map(len, members)), [free[machine] for machine in order])
+    if counts is None:
+        raise ConfigError(
+            f"{len(job.machines)} machines cannot hold {len(job.movable)} tasks beside what is "
+            f"fixed on them; of {', '.join(job.resources)}"
+        )
+    waiting = [iter(one) for one in members]
+    places = {
+        next(waiting[kind]): machine
+        for machine, row in zip(order, counts, strict=False)
+        for kind, count in enumerate(row)
+        for _ in range(count)
+    }
+    return job.assigned(places)
+
+
+def _free(job: DistributedJob) -> list[list[float]]:
+    """Return what fixed tasks leave of each machine; raises ConfigError when they do not fit."""
+    free = [list(machine.capacity) for machine in job.machines]
+    for number, task in enumerate(job.tasks):
+        if task.fixed is not None:
+            demand = job.whole_demand(number)
+            free[task.fixed] = [a - b for a, b in zip(free[task.fixed], demand, strict=True)]
+    for machine, left in zip(job.machines, free, strict=True):
+        if not fits([-one for one in left], [0.0] * len(left)):
+            raise ConfigError(f"machine '{machine.name}' cannot hold what is fixed on it")
+    return free
+
+
+def _counts(
+    demands: Sequence[Sequence[float]], need: Counts, free: Sequence[Sequence[float]]
+) -> list[Counts] | None:
+    """Return how many of each kind go to each machine, until none is left; None for never."""
+    known: dict[Counts, list[Counts]] = {(0,) * len(need): []}
+    for left in free:
+        reached: dict[Counts, list[Counts]] = {}
+        for placed, rows in known.items():
+            missing = tuple(a - b for a, b in zip(need, placed, strict=True))
+            if _holds(left, demands, missing):
+                return [*rows, missing]
+            for more in _most(left, demands, missing):
+                sums = tuple(a + b for a, b in zip(placed, more, strict=True))
+                reached.setdefault(sums, [*rows, more])
+        known = _undominated(reached)
+    return None
+
+
+def _holds(free: Sequence[float], demands: Sequence[Sequence[float]], counts: Counts) -> bool:
+    taken = [
+        sum(count * demand[resource] for count, demand in zip(counts, demands, strict=True))
+        for resource in range(len(free))
+    ]
+    return fits(taken, free)
+
+
+def _most(
+    free: Sequence[float], demands: Sequence[Sequence[float]], missing: Counts
+) -> Iterator[Counts]:
+    """Yield counts, none included, that the machine holds together, and up to what is missing."""
+    alone = [
+        max(n for n in range(count + 1) if fits([n * one for one in demand], free))
+        for demand, count in zip(demands, missing, strict=True)
+    ]
+    for counts in product(*(range(most, -1, -1) for most in alone)):
+        if _holds(free, demands, counts):
+            yield counts
+
+
+def _undominated(reached: dict[Counts, list[Counts]]) -> dict[Counts, list[Counts]]:
+    """Drop counts when others have placed as many or more of every kind."""
+    kept: dict[Counts, list[Counts]] = {}
+    for counts in sorted(reached, key=lambda one: (-sum(one), one)):
+        if not any(all(a >= b for a, b in zip(one, counts, strict=True)) for one in kept):
+            kept[counts] = reached[counts]
+    return kept

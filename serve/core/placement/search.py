@@ -1,0 +1,178 @@
+"""The search for a better placement (the paper's ETP).
+
+A walk through placements that visits one more often the less it costs: exp(-β × cost). It may pass
+through placements that take more than there is. Those of low cost that fit are run, and the one of
+the shortest run is the result.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import exp
+from random import Random
+
+from serve.core.placement.critical import SETTLED, settled_path_s
+from serve.core.placement.feasible import first_placement
+from serve.core.placement.job import (
+    Assignment,
+    DistributedJob,
+    drawn_volumes,
+    fits,
+    mean_volumes,
+)
+from serve.core.placement.play import played
+from serve.core.placement.sharing import Sharing, equal
+from serve.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class SearchParams:
+    """How long and how widely to search; raises ConfigError for what makes no search."""
+
+    steps: int = 10_000
+    seed: int = 0
+    #: Iterations that a placement is run for.
+    iterations: int = 20
+    #: How much more a cost of that of the first placement is avoided.
+    beta: float = 50.0
+    #: Share of a capacity by which a placement on the way may exceed it.
+    tolerance: float = 1.0
+    #: A placement is run when its critical path is at most this share above the shortest.
+    margin: float = 0.1
+    #: Iterations that stores may be ahead of workers; None for any number.
+    window: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.steps < 0 or self.iterations < 2 or min(self.beta, self.tolerance, self.margin) < 0:
+            raise ConfigError(
+                f"search: {self.steps} steps must be at least 0, {self.iterations} iterations at "
+                f"least 2, and β {self.beta:g}, tolerance {self.tolerance:g} and margin "
+                f"{self.margin:g} at least 0"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class FoundPlacement:
+    """What a search found."""
+
+    assignment: Assignment
+    #: Of as many iterations as were run.
+    makespan_s: float
+    #: The placement it began with, and its run.
+    first: Assignment
+    first_s: float
+    #: Placements that were run.
+    run_count: int
+    #: Steps that led to another placement.
+    accepted: int
+
+
+#: Told of each placement the walk is at, after each step.
+Visit = Callable[[Assignment], None]
+
+
+def search(
+    job: DistributedJob,
+    params: SearchParams | None = None,
+    *,
+    first: Assignment | None = None,
+    sharing: Sharing = equal,
+    visit: Visit = lambda assignment: None,
+) -> FoundPlacement:
+    """Return the placement of the shortest run that the search meets; the same for the same seed.
+
+    Args:
+        job: What to place.
+        params: How to search.
+        first: Where to begin; None for what ``first_placement`` finds.
+        sharing: How flows share the network.
+        visit: Told of each placement, for those who look at the walk.
+
+    Raises ConfigError when there is no placement.
+    """
+    params = params or SearchParams()
+    rng = Random(params.seed)
+    if first is None:
+        first = first_placement(job, rng)
+    # Drawn once, so that a placement always costs the same.
+    volumes = drawn_volumes(job, params.iterations, rng)
+    typical = mean_volumes(job, min(SETTLED, params.iterations))
+    walk = _Walk(job, params, first, lambda where: settled_path_s(
+        job, where, typical, params.iterations
+    ))  # fmt: skip
+    runs: dict[Assignment, float] = {}
+
+    def run_s(where: Assignment) -> float:
+        if where not in runs:
+            runs[where] = played(job, where, volumes, sharing, params.window).makespan_s
+        return runs[where]
+
+    best, best_s, shortest_s = first, run_s(first), walk.path_s
+    accepted = 0
+    for _ in range(params.steps):
+        if walk.step(rng):
+            accepted += 1
+            where, path_s = walk.assignment, walk.path_s
+            if walk.excess == 0 and path_s < (1 + params.margin) * shortest_s:
+                shortest_s = min(shortest_s, path_s)
+                if run_s(where) < best_s:
+                    best, best_s = where, run_s(where)
+        visit(walk.assignment)
+    return FoundPlacement(best, best_s, first, runs[first], len(runs), accepted)
+
+
+class _Walk:
+    """A placement that changes by one task at a time."""
+
+    def __init__(
+        self,
+        job: DistributedJob,
+        params: SearchParams,
+        first: Assignment,
+        path_s: Callable[[Assignment], float],
+    ) -> None:
+        self._job, self._params, self._path_s = job, params, path_s
+        self._most = [
+            [(1 + params.tolerance) * one for one in machine.capacity] for machine in job.machines
+        ]
+        self.assignment = first
+        self.path_s = path_s(first)
+        #: Costs are in units of the first path, so that β has none.
+        self._unit_s = self.path_s or 1.0
+        self.excess = job.excess(first)
+        self._loads = job.loads(first)
+        self._known: dict[Assignment, tuple[float, float]] = {first: (self.path_s, self.excess)}
+
+    def step(self, rng: Random) -> bool:
+        """Propose to move a task to another machine that may hold it; returns True when it moved.
+
+        From either of two placements the other is proposed as often.
+        """
+        job, here = self._job, self.assignment
+        if not job.movable:
+            return False
+        task = rng.choice(job.movable)
+        others = [machine for machine in range(len(job.machines)) if self._may_hold(task, machine)]
+        if not others:
+            return False
+        there = job.moved(here, task, rng.choice(others))
+        if there not in self._known:
+            self._known[there] = self._path_s(there), job.excess(there)
+        path_s, excess = self._known[there]
+        gain = (
+            self._params.beta
+            * (self.path_s * (1 + self.excess) - path_s * (1 + excess))
+            / self._unit_s
+        )
+        if gain < 0 and rng.random() > exp(gain):
+            return False
+        self.assignment, self.path_s, self.excess = there, path_s, excess
+        self._loads = job.loads(there)
+        return True
+
+    def _may_hold(self, task: int, machine: int) -> bool:
+        """Return True for a machine, not the task's own, that holds it within the tolerance."""
+        if self.assignment[task] == machine:
+            return False
+        demand = self._job.whole_demand(task)
+        taken = [a + b for a, b in zip(self._loads[machine], demand, strict=True)]
+        return fits(taken, self._most[machine])

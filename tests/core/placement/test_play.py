@@ -1,0 +1,167 @@
+"""The run of a placed job keeps the paper's bounds, as they are proved."""
+
+from collections import defaultdict
+from random import Random
+
+import pytest
+
+from serve.core.placement.critical import (
+    competitive_ratio,
+    critical_path_s,
+    link_counts,
+    lower_bound_s,
+    settled_path_s,
+)
+from serve.core.placement.job import (
+    DistributedJob,
+    JobLink,
+    JobMachine,
+    JobRole,
+    JobTask,
+    drawn_volumes,
+    mean_volumes,
+)
+from serve.core.placement.play import played
+from serve.core.placement.sharing import SHARINGS, equal, max_min
+from tests.core.placement.made_up import random_assignment, random_job
+
+#: Times are sums of fractions.
+CLOSE = 1 + 1e-9
+INSTANCES = 1000
+
+
+def instances(count, seed):
+    for number in range(count):
+        rng = Random(f"{seed} {number}")
+        job = random_job(rng)
+        yield job, random_assignment(rng, job), drawn_volumes(job, rng.randint(1, 5), rng)
+
+
+def chain(run_s, volumes, rates=(1.0, 1.0)):
+    """Two tasks on two machines, the first of which sends the second something."""
+    machines = tuple(JobMachine(f"m{n}", (), rate, rate) for n, rate in enumerate(rates))
+    tasks = (
+        JobTask("first", JobRole.STORE, (), (run_s,) * 2, fixed=0),
+        JobTask("second", JobRole.WORKER, (), (run_s,) * 2),
+    )
+    return DistributedJob((), machines, tasks, (JobLink(0, 1, 0, volumes),))
+
+
+def test_runs_and_flows_overlap():
+    job = chain(1.0, (2.0,))
+    volumes = mean_volumes(job, 3)
+    found = played(job, (0, 1), volumes)
+    # Runs of the first end at 1, 2, 3; flows at 3, 5, 7; so the last run of the second at 8.
+    assert found.makespan_s == pytest.approx(8)
+    assert [flow.ended_s for flow in found.flows] == pytest.approx([3, 5, 7])
+    assert played(job, (0, 0), volumes).makespan_s == pytest.approx(4)
+    # Two iterations ahead at most: the third run of the first waits for the first of the second.
+    held = played(job, (0, 1), volumes, window=1)
+    assert held.makespan_s == pytest.approx(12)
+
+
+def test_the_bounds_hold_on_random_jobs():
+    """Lemma 1, Theorem 3, and more than Theorem 1: Δ times a bound from below."""
+    crossing = 0
+    for job, where, volumes in instances(INSTANCES, "bounds"):
+        found = played(job, where, volumes)
+        coming, going = link_counts(job, where)
+        assert all(a <= b for a, b in zip(found.most_in, coming, strict=True))
+        assert all(a <= b for a, b in zip(found.most_out, going, strict=True))
+        ratio = competitive_ratio(job, where)
+        alone_s = critical_path_s(job, where, volumes, shared=False)
+        least_s = lower_bound_s(job, where, volumes)
+        assert found.makespan_s <= critical_path_s(job, where, volumes) * CLOSE
+        assert found.makespan_s <= ratio * alone_s * CLOSE
+        assert alone_s <= least_s * CLOSE <= found.makespan_s * CLOSE**2
+        crossing += bool(found.flows)
+    assert crossing > INSTANCES / 2
+
+
+def test_fair_sharing_keeps_them_too():
+    for job, where, volumes in instances(INSTANCES // 2, "fair"):
+        found = played(job, where, volumes, max_min)
+        assert found.makespan_s <= critical_path_s(job, where, volumes) * CLOSE
+        alone_s = critical_path_s(job, where, volumes, shared=False)
+        assert found.makespan_s <= competitive_ratio(job, where) * alone_s * CLOSE
+
+
+def test_ways_without_a_promise_break_the_bound_at_times():
+    """The bound is no matter of course."""
+    broken = 0
+    for job, where, volumes in instances(600, "broken"):
+        bound_s = critical_path_s(job, where, volumes)
+        broken += any(
+            played(job, where, volumes, SHARINGS[name]).makespan_s > bound_s * CLOSE
+            for name in ("fifo", "least_left", "coflow")
+        )
+    assert broken
+
+
+@pytest.mark.parametrize("name", SHARINGS)
+def test_every_way_of_sharing_keeps_the_rules(name):
+    """Nothing starts before what it waits for; no interface carries more than it can."""
+    for job, where, volumes in instances(120, name):
+        found = played(job, where, volumes, SHARINGS[name])
+        count = len(volumes[0]) if volumes else 1
+        runs = {(run.task, run.iteration): run for run in found.runs}
+        assert len(runs) == len(found.runs) == len(job.tasks) * count
+        flows = {(flow.link, flow.iteration): flow for flow in found.flows}
+        carried = defaultdict(float)
+        for number, link in enumerate(job.links):
+            last_s = 0.0
+            for n in range(count - link.shift):
+                source, target = runs[link.source, n], runs[link.target, n + link.shift]
+                arrived_s = source.ended_s
+                if job.crosses(link, where):
+                    flow = flows.pop((number, n))
+                    assert flow.began_s >= max(last_s, source.ended_s)
+                    last_s = arrived_s = flow.ended_s
+                    carried[where[link.source], "out"] += volumes[number][n]
+                    carried[where[link.target], "in"] += volumes[number][n]
+                assert target.began_s >= arrived_s
+        assert not flows
+        for (task, n), run in runs.items():
+            assert run.ended_s - run.began_s == pytest.approx(job.tasks[task].run_s[where[task]])
+            assert not n or run.began_s >= runs[task, n - 1].ended_s
+        for (machine, way), sent in carried.items():
+            host = job.machines[machine]
+            rate = host.out_bytes_s if way == "out" else host.in_bytes_s
+            assert sent / rate <= found.makespan_s * CLOSE
+
+
+def test_the_ratio_is_reached():
+    """A chain over machines whose every hop shares its way out with flows nobody waits for."""
+    hops, others = 12, 7
+    machines = tuple(JobMachine(f"m{n}", (), 1.0, 1.0) for n in range(hops + 1))
+    wide = tuple(JobMachine(f"o{n}", (), 100.0, 100.0) for n in range(hops))
+    nothing = (0.0,) * (2 * hops + 1)
+    tasks = [JobTask(f"t{n}", JobRole.SAMPLER, (), nothing, fixed=n) for n in range(hops + 1)]
+    links = [JobLink(n, n + 1, 0, (1.0,)) for n in range(hops)]
+    for hop in range(hops):
+        for _ in range(others):
+            tasks.append(JobTask("sink", JobRole.WORKER, (), nothing, fixed=hops + 1 + hop))
+            links.append(JobLink(hop, len(tasks) - 1, 0, (1.0,)))
+    job = DistributedJob((), machines + wide, tuple(tasks), tuple(links))
+    where = job.assigned({})
+    volumes = mean_volumes(job, 1)
+    found = played(job, where, volumes, equal)
+    assert competitive_ratio(job, where) == others + 1
+    assert found.makespan_s == pytest.approx(hops * (others + 1))
+    # The best schedule sends the chain's flows first.
+    best_s = hops + others
+    assert found.makespan_s / best_s > 0.6 * (others + 1)
+
+
+def test_the_settled_path_is_that_of_all_iterations():
+    close = 0
+    for job, where, _ in instances(100, "settled"):
+        whole_s = critical_path_s(job, where, mean_volumes(job, 30))
+        short_s = settled_path_s(job, where, mean_volumes(job, 5), 30)
+        close += short_s == pytest.approx(whole_s, rel=0.1)
+    assert close >= 80
+
+
+def test_the_same_is_played_the_same():
+    for job, where, volumes in instances(20, "same"):
+        assert played(job, where, volumes) == played(job, where, volumes)
