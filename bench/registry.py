@@ -49,6 +49,12 @@ SECTIONS: dict[str, tuple[Entry, ...]] = {
     "Papers: their experiments again": (
         Entry("Which devices would give the GNNSched paper's figures 5 to 8?",
               "papers.gnnsched", "papers.md"),
+        Entry("How exact are GNNSched's estimates, and what do its decisions cost?",
+              "papers.gnnsched_costs", "papers.md"),
+        Entry("How many operators does TurboMGNN's matching fuse, and who ends sooner by it?",
+              "papers.turbomgnn", "papers.md"),
+        Entry("How exact is the traced memory of a training step, beside CoGNN's closed form?",
+              "papers.training_pmc", "papers.md"),
     ),
     "Cluster: many machines": (
         Entry("How many requests meet their target by each way to spread them over machines?",

@@ -77,8 +77,77 @@ def grid() -> str:
     })  # fmt: skip
 
 
+def errors() -> str:
+    """Return the extremes of GNNSched's Figure 9, ours and by its Table 2."""
+    return flat(read_result("gnnsched_costs")["errors"], {
+        "model": lambda row: row["model"].upper(),
+        "subgraphs": "{graphs}",
+        "the paper": "within {paper:.0%}",
+        "here": "{low:+.2%} to {high:+.2%}",
+        "Table 2 × 1.1": "{table_2_low:+.0%} to {table_2_high:+.0%}",
+        "of these below the peak": "{table_2_below}",
+    })  # fmt: skip
+
+
+def costs() -> str:
+    """Return what GNNSched's decisions cost, in thousandths of the run time."""
+    return flat(read_result("gnnsched_costs")["costs"], {
+        "load": "{load}",
+        "system": lambda row: SYSTEMS[row["system"]],
+        "the paper": "{paper_permille:.1f} ‰",
+        "here": "{permille:.2f} ‰",
+        "estimating": "{estimate_permille:.2f} ‰",
+        "scheduling": "{schedule_permille:.2f} ‰",
+        "inserting the buffer": "{insert_permille:.2f} ‰",
+        "µs a request": "{us:.1f}",
+    })  # fmt: skip
+
+
+def matching() -> str:
+    """Return the counts of TurboMGNN's operator matching."""
+    return flat(read_result("turbomgnn")["mixes"], {
+        "tasks": "{tasks}",
+        "paper's figure": "{figure}",
+        "operators of an iteration": "{operators}",
+        "fused, by stages": "{aligned}",
+        "matched": "{matched}",
+        "matched in groups": "{in_groups}",
+        "mean end of 500 iterations, by stages": "{end_aligned:,.2f}",
+        "matched ": "{end_matched:,.2f}",
+        "sooner by": "{sooner:.3f}",
+        "the paper measures": lambda row: row["paper"] or "–",
+    })  # fmt: skip
+
+
+def training() -> str:
+    """Return the errors of the memory of training steps."""
+    return flat(read_result("training_pmc")["models"], {
+        "model": lambda row: row["model"].upper(),
+        "steps": "{runs}",
+        "traced": "{low:+.2%} to {high:+.2%}",
+        "need ÷ reserve, at most": "{need_share:.3f}",
+        "CoGNN's closed form": "{closed_low:+.0%} to {closed_high:+.0%}",
+        "of these below the peak": "{closed_below}",
+    })  # fmt: skip
+
+
+def published() -> str:
+    """Return CoGNN's closed form on the graph of its Figure 15."""
+    return flat(read_result("training_pmc")["published"], {
+        "model": lambda row: row["model"].upper(),
+        "closed form, GiB": "{closed_gib:.2f}",
+        "Figure 15, GiB": "{paper_gib:.1f}",
+        "error": "{error:+.1%}",
+    })  # fmt: skip
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "gnnsched worst": worst,
     "gnnsched headlines": headlines,
     "gnnsched grid": grid,
+    "gnnsched errors": errors,
+    "gnnsched costs": costs,
+    "turbomgnn matching": matching,
+    "training memory": training,
+    "training memory published": published,
 }
