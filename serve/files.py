@@ -1,4 +1,7 @@
-"""Safe reading of files that others wrote: pipes, devices and huge files cannot hang the reader."""
+"""Safe reading of files that others wrote, and making of files that others may not read.
+
+Pipes, devices and huge files cannot hang the reader.
+"""
 
 import errno
 import os
@@ -29,6 +32,11 @@ def open_regular(path: Path) -> BufferedReader:
         os.close(descriptor)
         raise
     return os.fdopen(descriptor, "rb")
+
+
+def private(name: str, flags: int) -> int:
+    """Open a file as ``open`` does, of which it is an `opener`; a new one is its owner's alone."""
+    return os.open(name, flags, 0o600)
 
 
 def read_text(path: Path, most_bytes: int) -> str:

@@ -135,7 +135,7 @@ class FeatureKeeper:
             return np.ndarray(shape, dtype, file)
         if not mapped:
             return np.empty(shape, dtype)
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=self._folder) as on_disk:
             # It has no name, and is freed with its last mapping.
             return np.memmap(on_disk, dtype, "w+", shape=shape)

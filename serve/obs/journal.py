@@ -6,6 +6,7 @@ log says so, and the server goes on. See ``serve.journal`` for the format.
 """
 
 import logging
+import os
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,6 +18,7 @@ from serve.core.events import Event
 from serve.core.params import SchedulerParams
 from serve.core.types import Nanos, TaskEstimate, TaskId
 from serve.errors import ConfigError
+from serve.files import private
 from serve.journal import encode_header, encode_left, encode_step
 
 _log = logging.getLogger(__name__)
@@ -37,7 +39,8 @@ class JournalWriter:
         """Create or empty the file; raises ConfigError when that fails."""
         self.path = path
         try:
-            self._file = path.open("wb", buffering=0)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+            self._file = os.fdopen(private(str(path), flags), "wb", buffering=0)
         except OSError as error:
             raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
         self._ended = False

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from serve.errors import ConfigError
+from serve.files import private
 from serve.obs.live.tally import ServerState
 from serve.obs.live.writer import BucketWriter
 from serve.obs.record import RequestRecord, ServerRun
@@ -60,6 +61,10 @@ class RecordStore:
         #: Rows inserted since the last piece was deleted.
         self._inserted = 0
         self._failing = False
+        # SQLite would leave the mode to the umask; files beside the database get the database's.
+        # What keeps the file from being made is told by SQLite.
+        with contextlib.suppress(OSError), open(path, "xb", opener=private):
+            pass
         try:
             self._db = sqlite3.connect(path, timeout=busy_timeout_s, check_same_thread=False)
         except sqlite3.Error as error:

@@ -1,5 +1,8 @@
 """The journal on its way to the file."""
 
+import os
+import stat
+
 import pytest
 
 from serve.core.events import LaneReady
@@ -24,6 +27,15 @@ def test_what_was_told_before_closing_is_in_the_file_in_order(tmp_path):
         found = decode(lines)
     steps = [Step(Nanos(lane), LaneReady(LaneId(lane)), b"[]") for lane in range(500)]
     assert found.rows == (*steps, AnswerLeft(Nanos(900), TaskId(7)))
+
+
+def test_a_new_journal_is_for_its_owner_alone(tmp_path):
+    path, before = tmp_path / "journal.jsonl", os.umask(0)
+    try:
+        JournalWriter(path).close()
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 def test_a_place_that_cannot_be_written_is_refused(tmp_path):

@@ -2,7 +2,9 @@
 
 import io
 import logging
+import os
 import sqlite3
+import stat
 import subprocess
 import sys
 import time
@@ -36,6 +38,26 @@ def test_a_record_comes_back_as_it_was(tmp_path):
     store_all(tmp_path / "r.db", *rows)
     read = [row[1:] for row in read_rows(tmp_path / "r.db")]
     assert read == [msgspec.structs.astuple(row) for row in rows]
+
+
+def test_a_new_database_and_what_lies_beside_it_are_for_their_owner_alone(tmp_path):
+    path, before = tmp_path / "r.db", os.umask(0)
+    try:
+        store = RecordStore(path, RUN)
+        store.insert(record("a"))
+        store.commit()
+        modes = {one.name: stat.S_IMODE(one.stat().st_mode) for one in tmp_path.iterdir()}
+        store.close()
+    finally:
+        os.umask(before)
+    assert modes == dict.fromkeys(("r.db", "r.db-wal", "r.db-shm"), 0o600)
+
+
+def test_a_database_that_is_there_keeps_the_mode_that_its_owner_gave_it(tmp_path):
+    store_all(tmp_path / "r.db", record("a"))
+    (tmp_path / "r.db").chmod(0o640)
+    store_all(tmp_path / "r.db", record("b"))
+    assert stat.S_IMODE((tmp_path / "r.db").stat().st_mode) == 0o640
 
 
 def test_every_start_has_its_own_row_and_its_requests_point_to_it(tmp_path):

@@ -157,7 +157,7 @@ def _constants(program: Any, known: set[str]) -> dict[str, Tensor]:
 
 def _write(program: Any, constants: dict[str, Tensor], package: Path) -> None:
     """Compile the program; the folder appears only when it is complete."""
-    package.parent.mkdir(parents=True, exist_ok=True)
+    package.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=package.parent) as scratch:
         from torch import _inductor
 
