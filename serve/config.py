@@ -19,7 +19,7 @@ from serve.core.types import Nanos
 from serve.errors import ConfigError
 from serve.niceness import IDLE_CLASS
 from serve.toml_tables import Section, decode_sound, read_toml
-from serve.units import parse_duration
+from serve.units import parse_bytes, parse_duration
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Count = Annotated[int, Meta(ge=1)]
@@ -42,8 +42,6 @@ SIZE_KEYS = frozenset(
 )
 #: Fields of the configuration that are no keys of the file.
 NO_KEYS = frozenset({"base", "file"})
-_UNITS = {"B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40,
-          "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}  # fmt: skip
 
 
 class TlsConfig(Section, frozen=True):
@@ -367,21 +365,6 @@ class Config(Section, frozen=True):
     def path(self, value: str) -> Path:
         """Return `value` as a path, resolved against the file's folder."""
         return (self.base / Path(value).expanduser()).resolve()
-
-
-def parse_bytes(text: str, key: str) -> int:
-    """Return the number of bytes in a size such as `"4 GiB"`, `"512MB"` or `"1048576"`.
-
-    Raises ConfigError, which names `key`, when `text` is no size.
-    """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
-    unit = (match[2].upper() or "B") if match else ""
-    if match is None or unit not in _UNITS:
-        raise ConfigError(f"{key}: {text!r} is not a size; write a number and a unit: '4 GiB'")
-    size_bytes = int(float(match[1]) * _UNITS[unit])
-    if size_bytes <= 0:
-        raise ConfigError(f"{key}: {text!r} must be more than 0 bytes")
-    return size_bytes
 
 
 def load_config(path: Path, settings: Sequence[Setting] = ()) -> Config:

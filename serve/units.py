@@ -4,7 +4,24 @@ import re
 
 from serve.errors import ConfigError
 
+_BYTES = {"B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40,
+          "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}  # fmt: skip
 _SECONDS = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def parse_bytes(text: str, key: str) -> int:
+    """Return the number of bytes in a size such as `"4 GiB"`, `"512MB"` or `"1048576"`.
+
+    Raises ConfigError, which names `key`, when `text` is no size.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    unit = (match[2].upper() or "B") if match else ""
+    if match is None or unit not in _BYTES:
+        raise ConfigError(f"{key}: {text!r} is not a size; write a number and a unit: '4 GiB'")
+    size_bytes = int(float(match[1]) * _BYTES[unit])
+    if size_bytes <= 0:
+        raise ConfigError(f"{key}: {text!r} must be more than 0 bytes")
+    return size_bytes
 
 
 def parse_duration(text: str) -> float:

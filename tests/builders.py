@@ -6,10 +6,12 @@ from dataclasses import replace
 from serve.core.params import DeviceFacts, SchedulerParams
 from serve.core.slowdown import NO_SLOWDOWN
 from serve.core.types import (
+    NO_LIMITS,
     Bytes,
     LaneId,
     Nanos,
     QoS,
+    RunLimits,
     Sized,
     Task,
     TaskEstimate,
@@ -35,6 +37,7 @@ def task(
     model: str = "gcn:1",
     tenant: str = "",
     domain: str = "",
+    limits: RunLimits = NO_LIMITS,
 ) -> Task:
     """A task whose solo time is `run_ns` + `prepare_ns` and whose target is twice that."""
     solo_ns = run_ns + prepare_ns
@@ -57,6 +60,7 @@ def task(
         ),
         tenant=tenant,
         domain=domain,
+        limits=limits,
     )
 
 

@@ -12,7 +12,6 @@ import msgspec
 import typer
 from rich.table import Table
 
-from serve.config import parse_bytes
 from serve.errors import ConfigError
 from serve.obs.retention import (
     PIECE_ROWS,
@@ -24,7 +23,7 @@ from serve.obs.retention import (
 )
 from serve.obs.schema import check_ours
 from serve.terminal import Console
-from serve.units import format_bytes, parse_duration
+from serve.units import format_bytes, parse_bytes, parse_duration
 
 app = typer.Typer(help="Look after the report's database, also while its server runs.")
 

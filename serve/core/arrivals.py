@@ -140,7 +140,7 @@ class Arrivals:
             overloaded
             or self.draining
             or unanswered >= params.max_queue
-            or estimate.reserve_bytes > budget_bytes
+            or estimate.reserve_bytes > task.most_bytes(budget_bytes)
         ):
             at = target_class(task.qos.target_ns)
             sheds = overloaded and params.shed_late

@@ -164,8 +164,11 @@ class EventHandlers:
         budget_bytes = self._board.ledger.budget_bytes
         if record.state.answered:
             self._tasks.step(record, TaskOverran)
-        elif record.alone or record.task.reserve_bytes >= budget_bytes:
+        elif record.alone or record.task.reserve_bytes >= record.task.most_bytes(budget_bytes):
             message = f"{event.message}; the device has {budget_bytes} bytes for tasks"
+            if record.task.most_bytes(budget_bytes) < budget_bytes:
+                limit_bytes = record.task.limits.memory_bytes
+                message = f"{event.message}; its model may take {limit_bytes} (model.max_memory)"
             self._tasks.step(record, Failed, Failed(FailReason.OUT_OF_MEMORY, message))
         else:
             self._tasks.step(record, TaskOverran)

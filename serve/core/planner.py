@@ -112,15 +112,13 @@ class Planner:
                     tasks.out.append(PrepareTask(record.task.task_id))
 
     def fail_outgrown(self, records: list[Record]) -> bool:
-        """Fail those that the budget can never hold; whether there were any."""
+        """Fail those that will never have the memory they need; whether there were any."""
         budget_bytes = self._board.ledger.budget_bytes
-        outgrown = [record for record in records if record.task.reserve_bytes > budget_bytes]
-        for record in outgrown:
-            message = (
-                f"needs {record.task.reserve_bytes} bytes, the device has {budget_bytes} "
-                "for tasks now"
-            )
-            self._tasks.step(record, Failed, Failed(FailReason.OUT_OF_MEMORY, message))
+        outgrown = [
+            (record, why) for record in records if (why := record.task.lacks(budget_bytes, " now"))
+        ]
+        for record, why in outgrown:
+            self._tasks.step(record, Failed, Failed(FailReason.OUT_OF_MEMORY, why))
         return bool(outgrown)
 
     def fail_quarantined(self, record: Record) -> bool:

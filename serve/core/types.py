@@ -91,6 +91,18 @@ class InputBlock(msgspec.Struct, frozen=True):
     size_bytes: Bytes
 
 
+class RunLimits(msgspec.Struct, frozen=True):
+    """What a run of one model may take at most; None for what any run may take."""
+
+    #: Reservation: inputs, activations and outputs.
+    memory_bytes: Bytes | None = None
+    #: Time with a core.
+    run_ns: Nanos | None = None
+
+
+NO_LIMITS = RunLimits()
+
+
 class Task(msgspec.Struct, frozen=True):
     """Request, admitted or to be admitted, as the scheduler sees it."""
 
@@ -112,6 +124,8 @@ class Task(msgspec.Struct, frozen=True):
     domain: str = ""
     #: It runs only while nothing else is there, and is given up when anything comes.
     best_effort: bool = False
+    #: Those of its model.
+    limits: RunLimits = NO_LIMITS
 
     def __post_init__(self) -> None:
         if self.block is not None and self.block.size_bytes > self.estimate.reserve_bytes:
@@ -152,6 +166,23 @@ class Task(msgspec.Struct, frozen=True):
     def reserve_bytes(self) -> Bytes:
         """Memory that the ledger holds while the task is on a lane."""
         return self.estimate.reserve_bytes
+
+    def most_bytes(self, there_bytes: int) -> int:
+        """Return what its run may take of so much memory."""
+        limit_bytes = self.limits.memory_bytes
+        return there_bytes if limit_bytes is None else min(limit_bytes, there_bytes)
+
+    def lacks(self, budget_bytes: Bytes, now: str = "") -> str:
+        """Return why its run will never have the memory that it needs; empty when it may.
+
+        `now` ends what is said of a device that has too little.
+        """
+        need_bytes, limit_bytes = self.reserve_bytes, self.limits.memory_bytes
+        if limit_bytes is not None and need_bytes > limit_bytes:
+            return f"needs {need_bytes} bytes, its model may take {limit_bytes} (model.max_memory)"
+        if need_bytes > budget_bytes:
+            return f"needs {need_bytes} bytes, the device has {budget_bytes} for tasks{now}"
+        return ""
 
     def found(self, sized: "Sized") -> "Task":
         """Return the task as preparing found it to be; its target stays as promised."""

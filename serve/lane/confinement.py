@@ -136,7 +136,7 @@ def limit_memory(more_bytes: int) -> None:
     limit_bytes = now_bytes + more_bytes
     if most_bytes != resource.RLIM_INFINITY:
         limit_bytes = min(limit_bytes, most_bytes)
-    resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, most_bytes))
+    resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes))
 
 
 def filter_program(machine: str, network: bool, spared: list[int]) -> bytes:

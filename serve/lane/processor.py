@@ -25,6 +25,7 @@ from serve.lane.channel import LaneChannel
 from serve.lane.executors import with_executor
 from serve.lane.loop import Lane
 from serve.lane.measure.where_measured import Processor, Site
+from serve.lane.memory_bound import MemoryBound
 from serve.lane.models.loader import LoadedModel, load_model
 from serve.lane.nonfinite import nonfinite_counts, refused
 from serve.lane.place import HeldModel
@@ -74,6 +75,7 @@ class ProcessorPlace:
         self._keep_bytes = keep_bytes
         self._stop_word = stop_word
         self._heap = ProcessHeap(keep_bytes)
+        self._bound = MemoryBound()
         #: Memory left behind as reported last.
         self._reported_bytes = 0
 
@@ -92,6 +94,7 @@ class ProcessorPlace:
         meter = self.meter
         peak = held = None
         self.expect(task.limit_bytes)
+        self._bound.expect(task.limit_bytes)
         if meter is not None:
             base_bytes = meter.live_bytes()
             meter.insert(task.limit_bytes)
@@ -136,6 +139,7 @@ class ProcessorPlace:
                 leave(_EXIT_SHORT)
         elif answer.held_bytes is None or answer.held_bytes > self._keep_bytes:
             self._heap.give_back()
+        self._bound.note()
         self._report_held()
 
     def _report_held(self) -> None:
@@ -150,6 +154,7 @@ class ProcessorPlace:
 
     def load(self, message: LoadModel) -> LoadedModel:
         """See ``Place``."""
+        self._bound.lift()
         loaded = load_model(message.spec)
         model = with_executor(loaded, message.executor, message.signature, message.package)
         warm_up(model, message.signature)
@@ -158,6 +163,7 @@ class ProcessorPlace:
     def settle(self) -> None:
         """See ``Place``."""
         self._heap.settle()
+        self._bound.note()
         self._reported_bytes = 0
 
     def unload(self, key: str) -> None:

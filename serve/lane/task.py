@@ -205,7 +205,7 @@ def failed(task: RunTask, error: BaseException, *, refused_bytes: int) -> TaskEr
         return TaskError(task.task_id, FailReason.OUT_OF_MEMORY.value, text)
     text = told(error)
     if isinstance(error, MemoryError) or "DefaultCPUAllocator" in text:
-        text = "the system has no memory left" if text == "MemoryError" else text
+        text = "there is no more memory for the run" if text == "MemoryError" else text
         return TaskError(task.task_id, FailReason.OUT_OF_MEMORY.value, text)
     if not isinstance(error, ServeError):
         _log.error("model %s raised\n%s", task.key, traced(error))

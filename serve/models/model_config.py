@@ -13,6 +13,7 @@ from serve.files import open_regular
 from serve.inputs import InputName
 from serve.models.declaration import InputSection, OutputSection, interface_of
 from serve.toml_tables import Section, decode_table, read_toml
+from serve.units import parse_bytes
 
 CONFIG_FILE = "config.toml"
 
@@ -51,8 +52,24 @@ class ModelSection(Section, frozen=True):
     #: Whom the model shares its processes with: `shared`, all others that say so; `model`, nobody;
     #: another name, those that say the same.
     isolation: Annotated[str, Meta(pattern=r"^[\w.-]{1,64}$")] = "shared"
+    #: Memory that a run may take: inputs, activations and outputs. None: what the device has.
+    max_memory: str | None = None
+    #: Time that a run may take with a core; None: as for every model, see `server.max_run_s`.
+    max_run_s: Annotated[float, Meta(gt=0)] | None = None
     #: One line for people.
     description: str = ""
+
+    @property
+    def max_memory_bytes(self) -> int | None:
+        """`max_memory` in bytes; raises ConfigError when it is no size."""
+        if self.max_memory is None:
+            return None
+        return parse_bytes(self.max_memory, "model.max_memory")
+
+    @property
+    def max_run_ns(self) -> int | None:
+        """`max_run_s` in nanoseconds."""
+        return None if self.max_run_s is None else int(self.max_run_s * 1e9) + 1
 
 
 class QosSection(Section, frozen=True):
@@ -109,6 +126,10 @@ def read_settings(folder: Path) -> ModelConfig:
         raise ConfigError(
             f"{path}: model.method: {model.method!r} is no name of a method, such as 'encode'"
         )
+    try:
+        _ = model.max_memory_bytes
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
     if isinstance(config.sampling.fanouts, tuple) and 0 in config.sampling.fanouts:
         raise ConfigError(f"{path}: sampling.fanouts: 0 is neither positive nor -1 (all)")
     if model.factory.startswith("./"):

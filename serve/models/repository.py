@@ -64,6 +64,9 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     check_output: str = "count"
     #: As in config.toml: `shared`, `model`, or a name.
     isolation: str = "shared"
+    #: As in config.toml, in bytes and in ns; None for no limit of the model's own.
+    max_memory_bytes: int | None = None
+    max_run_ns: int | None = None
     description: str = ""
     #: As in config.toml; None to derive them from the model's receptive field.
     fanouts: tuple[int, ...] | dict[str, tuple[int, ...]] | Literal["all"] | None = None
@@ -315,6 +318,8 @@ def _read_version(folder: Path, version: int, config: ModelConfig) -> ModelSpec 
             num_features=model.num_features,
             check_output=model.check_output,
             isolation=model.isolation,
+            max_memory_bytes=model.max_memory_bytes,
+            max_run_ns=model.max_run_ns,
             description=model.description,
             fanouts=config.sampling.fanouts,
         )

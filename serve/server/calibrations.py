@@ -135,10 +135,11 @@ class Calibrations:
     ) -> tuple[Signature, Calibration]:
         """Calibrate a model in a process of its own, which times it for `budget_s`."""
         settings = self._settings
+        max_bytes = settings.budget_bytes // 2
         message = ProbeModel(
             spec,
             budget_s,
-            settings.budget_bytes // 2,
+            min(max_bytes, spec.max_memory_bytes or max_bytes),
             executor,
             self._cache.package(digest),
             settings.start_timeout_s,

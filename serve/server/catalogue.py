@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from serve.core.types import Bytes, Nanos, RunLimits
 from serve.core.versions.router import VersionRouter
 from serve.errors import ConfigError, NotReady
 from serve.estimate.estimator import ASSUMED_OVERHEAD, ModelEstimator, Overhead
@@ -49,6 +50,15 @@ class ModelEntry:
     #: Set when it is retired and its last request is answered.
     idle: threading.Event = field(default_factory=threading.Event)
     cached_info: ModelInfo | None = None
+    #: Those of its runs.
+    limits: RunLimits = field(init=False)
+
+    def __post_init__(self) -> None:
+        memory_bytes, run_ns = self.spec.max_memory_bytes, self.spec.max_run_ns
+        self.limits = RunLimits(
+            None if memory_bytes is None else Bytes(memory_bytes),
+            None if run_ns is None else Nanos(run_ns),
+        )
 
 
 class ModelCatalogue:

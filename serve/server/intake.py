@@ -232,6 +232,7 @@ class Intake:
             tenant=call.tenant,
             counts=size.counts,
             domain=entry.spec.domain,
+            limits=entry.limits,
         )
         request_uid = f"{self._boot_id}-{task.task_id}"
         inputs.take_uid(request_uid)

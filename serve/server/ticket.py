@@ -132,7 +132,8 @@ class RequestTicket(ABC):
         if isinstance(outcome, Failed | Rejected) and outcome.reason in _OF_THE_MODEL:
             message = f"model {self.entry.spec.key}: {outcome.message}"
             if outcome.reason is FailReason.TIME_LIMIT:
-                message += " (server.max_run_s)"
+                own = "" if self.entry.limits.run_ns is None else ", model.max_run_s"
+                message += f" (server.max_run_s{own})"
             return replace(outcome, message=message)
         return outcome
 

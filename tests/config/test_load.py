@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from serve.config import Config, load_config, parse_bytes, read_config
+from serve.config import Config, load_config, read_config
 from serve.errors import ConfigError
 from serve.toml_tables import decode_table
+from serve.units import parse_bytes
 
 
 def load(folder: Path, text: str):

@@ -59,7 +59,7 @@ COMPILED = {
     "pings": ("connection.cpp", "kControlBurst = 1000, kControlPerSecond = 33"),
 }
 #: What limits nothing by a number.
-OTHER = ("message of a call whose", "requests of a tenant", "POST requests")
+OTHER = ("memory of a run", "message of a call whose", "requests of a tenant", "POST requests")
 
 
 def number(text):

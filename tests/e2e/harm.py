@@ -221,6 +221,27 @@ def take_memory_of_python(x: Tensor) -> None:
         held.append(bytearray(64 << 20))
 
 
+def take_what_python_gets(x: Tensor) -> None:
+    """Tell how much private memory Python gets before it is refused."""
+    held: list[bytearray] = []
+    with suppress(MemoryError):
+        while True:
+            held.append(bytearray(16 << 20))
+    count = len(held)
+    held.clear()
+    raise ValueError(f"got {16 * count} MiB")
+
+
+def spin(x: Tensor) -> None:
+    while True:
+        pass
+
+
+def count_in_one_call(x: Tensor) -> None:
+    """Compute without ever looking at signals."""
+    sum(range(1 << 50))
+
+
 def take_descriptors(x: Tensor) -> None:
     held = []
     while True:
@@ -262,6 +283,8 @@ def replace_functions(x: Tensor) -> Tensor:
 
 #: What the rules for files are about.
 AT_FILES = (read_named_files, write_named_files, look_into_processes, connect_to_a_file)
+#: What the limits of a model's runs are about.
+AT_LIMITS = (take_what_python_gets, spin, count_in_one_call)
 #: By number, from 1.
 DEEDS = (
     fork, daemonise, leave_a_program, become_another_program, stop_itself, end_itself_by_a_signal,
@@ -270,6 +293,7 @@ DEEDS = (
     return_too_few_rows, return_nan, return_much, return_a_view_of_more, return_nothing, recurse,
     take_memory_of_torch, take_memory_of_python, take_descriptors, close_descriptors, print_much,
     raise_exit, raise_interrupt, raise_a_long_text, write_nonsense, replace_functions, *AT_FILES,
+    *AT_LIMITS,
 )  # fmt: skip
 
 

@@ -51,8 +51,8 @@ HARMLESS = [
     for deed in harm.DEEDS
     # The first has a test of its own, the second is for test_isolation.py.
     if deed not in {*FATAL, *REFUSED, harm.take_descriptors, harm.replace_functions}
-    # Those at files are for test_model_files.py.
-    and deed not in harm.AT_FILES
+    # Those at files are for test_model_files.py, those at limits for test_run_limits.py.
+    and deed not in harm.AT_FILES + harm.AT_LIMITS
 ]
 
 

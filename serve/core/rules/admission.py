@@ -26,9 +26,7 @@ def admit(
     """
     if draining:
         return Rejected(RejectReason.DRAINING, "the server is stopping and takes no new requests")
-    need_bytes = task.reserve_bytes
-    if need_bytes > budget_bytes:
-        message = f"needs {need_bytes} bytes, the device has {budget_bytes} for tasks"
+    if message := task.lacks(budget_bytes):
         return Rejected(RejectReason.TOO_BIG, message)
     if unanswered >= max_queue and not has_share:
         message = f"{unanswered} requests are waiting or running, at most {max_queue} may be"

@@ -8,7 +8,8 @@ when all of this holds:
 - Together they take clearly less time than one after the other, launches included.
 - Whoever is on time stays on time: members, which are all answered at the union's end, and others
   that wait, which wait for all of it.
-- The memory of the union, which it is reserved as a whole, is free.
+- The memory of the union, which it is reserved as a whole, is free, and a run of the model may
+  take it.
 
 Time limits count the server's own share of the solo time as still to come, and that those which
 execute slow the union.
@@ -64,7 +65,7 @@ def gather(
         if (
             union.run_ns <= together.run_ns + (1 - LEAST_SAVED) * own_ns + board.launch_ns
             and union.run_ns * slowdown <= min(limit_ns, end_ns)
-            and union.reserve_bytes <= board.available_bytes
+            and union.reserve_bytes <= task.most_bytes(board.available_bytes)
         ):
             chosen.append(record)
             together, limit_ns = union, min(limit_ns, end_ns)

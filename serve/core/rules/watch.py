@@ -14,7 +14,7 @@ from serve.core.types import LaneLook, LaneState, Nanos
 
 _LEAST_NS, _FACTOR = 1_000_000_000, 50
 #: A run may take so many times its estimate, and at least so long, where nothing else is set.
-_LIMIT_LEAST_NS, _LIMIT_FACTOR = 60_000_000_000, 200
+_LIMIT_LEAST_NS, _LIMIT_FACTOR = Nanos(60_000_000_000), 200
 #: Looks until that limit, at least.
 _LOOKS_TO_LIMIT = 8
 NEVER_NS = Nanos(1 << 62)
@@ -41,10 +41,14 @@ class Watch:
         self.next_ns = NEVER_NS
 
     def limit_ns(self, run: Run) -> Nanos:
-        """Return the most that the run may take."""
-        if self._limit_ns is not None:
-            return self._limit_ns
-        return Nanos(max(_LIMIT_LEAST_NS, _LIMIT_FACTOR * run.run_ns))
+        """Return the most that the run may take: what any may, or its model."""
+        most_ns, own_ns = self._limit_ns, run.members[0].task.limits.run_ns
+        if most_ns is None:
+            if own_ns is not None:
+                return own_ns
+            most_ns = Nanos(_LIMIT_FACTOR * run.run_ns)
+            return _LIMIT_LEAST_NS if most_ns < _LIMIT_LEAST_NS else most_ns
+        return most_ns if own_ns is None or most_ns < own_ns else own_ns
 
     def begins(self, run: Run, now_ns: Nanos) -> None:
         """Watch the run, which was launched now."""
@@ -96,13 +100,8 @@ class Watch:
         return max(_LEAST_NS, _FACTOR * run.run_ns)
 
     def _pause_ns(self, run: Run) -> Nanos:
-        run_ns, limit_ns = run.run_ns, self._limit_ns
-        patience_ns = _FACTOR * run_ns
+        patience_ns = _FACTOR * run.run_ns
         if patience_ns < _LEAST_NS:
             patience_ns = _LEAST_NS
-        if limit_ns is None:
-            limit_ns = Nanos(_LIMIT_FACTOR * run_ns)
-            if limit_ns < _LIMIT_LEAST_NS:
-                limit_ns = Nanos(_LIMIT_LEAST_NS)
-        half_ns, part_ns = patience_ns // 2, limit_ns // _LOOKS_TO_LIMIT
+        half_ns, part_ns = patience_ns // 2, self.limit_ns(run) // _LOOKS_TO_LIMIT
         return Nanos(half_ns if half_ns < part_ns else part_ns)

@@ -35,7 +35,8 @@ class Record(msgspec.Struct, eq=False):
     attempt: int = 0
     #: It was handed over once, by a lost lane or as it overran: the next loss is its end.
     retried: bool = False
-    #: It overran its memory, so it runs again alone with all the memory the device has.
+    #: It overran its memory, so it runs again with all that it may take: all that the device has,
+    #: unless its model may take less.
     alone: bool = False
     #: A union with it failed: it is not merged again.
     apart: bool = False
@@ -52,9 +53,9 @@ class Record(msgspec.Struct, eq=False):
         self.task = self.task.found(found)
 
     def reserve_all(self, budget_bytes: Bytes) -> None:
-        """Have it, pending, run with all the memory there is, so by itself."""
+        """Have it, pending, run with all the memory it may take of `budget_bytes`."""
         estimate = self.task.estimate
-        reserve_bytes = max(estimate.peak_bytes, budget_bytes)
+        reserve_bytes = Bytes(max(estimate.peak_bytes, self.task.most_bytes(budget_bytes)))
         estimate = replace(estimate, reserve_bytes=reserve_bytes)
         self.task = replace(self.task, estimate=estimate, block=None)
 
