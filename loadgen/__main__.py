@@ -9,11 +9,15 @@ import itertools
 import os
 import sys
 
-# Before any module that opens a channel; the compiled sender needs real threads.
-if "--native" not in sys.argv:
+# Before any module that opens a channel; the compiled sender needs real threads, unless workers
+# have it.
+if "--native" not in sys.argv or any(
+    one.partition("=")[0] in ("--workers", "--worker") for one in sys.argv
+):
     from loadgen import patched  # noqa: F401
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -24,7 +28,7 @@ import typer
 from loadgen.hdr import write_hdr
 from loadgen.loop import Loop
 from loadgen.measure import LoadSummary
-from loadgen.options import DATA_VARIABLE, DEFAULT_IDS, LoadOptions
+from loadgen.options import DATA_VARIABLE, DEFAULT_IDS, LoadOptions, address
 from loadgen.page import write_page
 from loadgen.rows import write_rows
 from loadgen.show import progress_line, show_summary
@@ -33,6 +37,8 @@ from loadgen.web import locust_command
 from serve.errors import ConfigError, ServeError
 from serve.terminal import Console
 from serve.workload import MIX, PoolSpec
+
+Run = Callable[[LoadOptions, Callable[[Loop], None]], Loop]
 
 app = typer.Typer(
     add_completion=False,
@@ -45,7 +51,7 @@ _errors = Console(stderr=True)
 
 @app.command()
 def load(
-    target: Annotated[str, typer.Option(help="HOST:PORT of the server's gRPC port.")],
+    target: Annotated[str, typer.Option(help="HOST:PORT of the server's gRPC port.")] = "",
     workload: Annotated[
         str,
         typer.Option(
@@ -142,6 +148,22 @@ def load(
             "exact times.",
         ),
     ] = False,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Number of processes that share the requests out and send them."),
+    ] = None,
+    master: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST:PORT", help="Wait there for --workers that are started elsewhere."
+        ),
+    ] = "",
+    worker: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST:PORT", help="Be a worker of the master there, which has all options."
+        ),
+    ] = "",
     timeout: Annotated[float, typer.Option(help="Time limit of a request, in seconds.")] = 30.0,
     fail_if: Annotated[
         list[str] | None,
@@ -177,6 +199,15 @@ def load(
 
     With --in-flight, each request is sent when an earlier one has ended (closed loop).
     """
+    if worker:
+        from loadgen.worker import work_for
+
+        work_for(*address("--worker", worker))
+        return
+    if not target:
+        raise ConfigError("give --target, HOST:PORT of the server's gRPC port")
+    if master and workers is None:
+        raise ConfigError("--master: say with --workers how many to wait for")
     pool = PoolSpec(scale=scale, max_nodes=max_nodes, max_edges=max_edges)
     options = LoadOptions(
         target=target,
@@ -213,29 +244,34 @@ def load(
                 "--web has no --csv, --html, --hdr, --fail-if, --find-limit and --json: its form "
                 "and pages have their own"
             )
+        if master:
+            raise ConfigError("--web has no --master: it has --workers of this machine")
         command = locust_command(options, native=native, host=web_host, port=web_port)
+        if workers is not None:
+            from loadgen.workers import start_workers_for_exec
+
+            command += start_workers_for_exec(workers)
         _errors.print(f"the web UI is at http://{web_host}:{web_port}/")
         os.execv(command[0], command)
     conditions = [Condition.parse(text) for text in fail_if or ()]
-    if native:
-        from loadgen.native import run_native as run
-    else:
-        from loadgen.run import run_load as run
+    with _sender(native, workers, master) as run:
 
-    def send(options: LoadOptions) -> Loop:
-        if _errors.is_terminal:
-            _errors.print(f"making graphs and requests for {target}", end="\r")
-        loop = run(options, _tell if _errors.is_terminal else lambda _: None)
-        if _errors.is_terminal:
-            _errors.print(" " * _errors.width, end="\r")
-        return loop
+        def send(options: LoadOptions) -> Loop:
+            if _errors.is_terminal:
+                _errors.print(f"making graphs and requests for {target}", end="\r")
+            loop = run(options, _tell if _errors.is_terminal else lambda _: None)
+            if _errors.is_terminal:
+                _errors.print(" " * _errors.width, end="\r")
+            return loop
 
-    if limit:
-        if csv is not None or html is not None or hdr is not None:
-            raise ConfigError("--find-limit sends many runs: give no --csv, --html, --hdr with it")
-        _find_limit(options, send, conditions or [Condition("missed", 0.01)], as_json)
-        return
-    loop = send(options)
+        if limit:
+            if csv is not None or html is not None or hdr is not None:
+                raise ConfigError(
+                    "--find-limit sends many runs: give no --csv, --html, --hdr with it"
+                )
+            _find_limit(options, send, conditions or [Condition("missed", 0.01)], as_json)
+            return
+        loop = send(options)
     summary = loop.summary()
     if csv is not None:
         write_rows(csv, loop.samples)
@@ -254,6 +290,25 @@ def load(
         _errors.print(one.told(summary))
     if held:
         raise typer.Exit(3)
+
+
+@contextmanager
+def _sender(native: bool, workers: int | None, master: str) -> Iterator[Run]:
+    """Yield what sends a run: this process, or several as long as the context lasts."""
+    if workers is not None:
+        from loadgen.workers import Workers
+
+        listen = address("--master", master) if master else None
+        with Workers(workers, native=native, listen=listen) as several:
+            yield several.run
+    elif native:
+        from loadgen.native import run_native
+
+        yield run_native
+    else:
+        from loadgen.run import run_load
+
+        yield run_load
 
 
 def _find_limit(

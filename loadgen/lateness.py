@@ -1,14 +1,34 @@
-"""Late answers during a run: a tab of Locust's web UI."""
+"""Late answers during a run, in Locust's web UI: a tab, and a line and charts that are live.
+
+Locust's page takes further tabs with tables. A script of our own, which the page loads too, adds
+the rest: at the end of the page, where Locust's own script draws nothing.
+"""
 
 from collections import deque
 from dataclasses import dataclass, field
+from importlib.resources import files
 from typing import Any
 
-from flask import request
+import msgspec
+from flask import Response, abort, request
 
+from loadgen.lateness_series import LateSeries
 from loadgen.measure import Sample, distribution
 
 _TAB = "lateness"
+#: Files that the page loads: package, path and type.
+_ASSETS = {
+    "lateness.js": ("loadgen", "assets/lateness.js", "text/javascript"),
+    "lateness.css": ("loadgen", "assets/lateness.css", "text/css"),
+    "uplot.js": ("serve.rest", "assets/live/uplot.js", "text/javascript"),
+    "uplot.css": ("serve.rest", "assets/live/uplot.css", "text/css"),
+}
+_TAGS = (
+    '<link rel="stylesheet" href="lateness/assets/uplot.css">'
+    '<link rel="stylesheet" href="lateness/assets/lateness.css">'
+    '<script src="lateness/assets/uplot.js"></script>'
+    '<script src="lateness/assets/lateness.js"></script>'
+)
 #: Number of latest answers of a model that its percentiles cover.
 _RECENT = 2000
 _COLUMNS = {
@@ -39,13 +59,16 @@ class Lateness:
 
     def __init__(self) -> None:
         self._models: dict[str, _ModelLateness] = {}
+        self.series = LateSeries()
 
     def clear(self) -> None:
         """Reset all counts for another run."""
         self._models.clear()
+        self.series.clear()
 
     def add(self, sample: Sample) -> None:
-        """Count one request."""
+        """Count one request, which ended now."""
+        self.series.add(sample)
         model = self._models.setdefault(sample.model, _ModelLateness())
         model.requests += 1
         if sample.answered:
@@ -78,10 +101,24 @@ def _row(name: str, model: _ModelLateness) -> dict[str, object]:
 
 
 def show_in(web_ui: Any, lateness: Lateness) -> None:
-    """Add the tab `Lateness` to Locust's web UI."""
+    """Add the tab `Lateness`, the line and the charts to Locust's web UI."""
     columns = [{"key": key, "title": title} for key, title in _COLUMNS.items()]
     web_ui.template_args["extended_tabs"] = [{"title": "Lateness", "key": _TAB}]
     web_ui.template_args["extended_tables"] = [{"key": _TAB, "structure": columns}]
+
+    base = getattr(web_ui.environment.parsed_options, "web_base_path", None) or ""
+
+    @web_ui.app.route(f"{base}/lateness/points")  # type: ignore[untyped-decorator]
+    @web_ui.auth_required_if_enabled  # type: ignore[untyped-decorator]
+    def points() -> Response:
+        return Response(msgspec.json.encode(lateness.series.points()), mimetype="application/json")
+
+    @web_ui.app.route(f"{base}/lateness/assets/<name>")  # type: ignore[untyped-decorator]
+    def asset(name: str) -> Response:
+        if name not in _ASSETS:
+            abort(404)
+        package, path, kind = _ASSETS[name]
+        return Response((files(package) / path).read_bytes(), mimetype=kind)
 
     @web_ui.app.after_request  # type: ignore[untyped-decorator]
     def extend(response: Any) -> Any:
@@ -90,4 +127,7 @@ def show_in(web_ui: Any, lateness: Lateness) -> None:
                 "extended_stats": [{"key": _TAB, "data": lateness.rows()}]
             }
             response.set_data(web_ui.app.json.dumps(stats))
+        elif (request.endpoint or "").endswith("index") and response.mimetype == "text/html":
+            page = response.get_data(as_text=True)
+            response.set_data(page.replace("</body>", f"{_TAGS}</body>"))
         return response

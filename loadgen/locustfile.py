@@ -1,8 +1,9 @@
 """The open loop under Locust's own command and web UI: `locust -f loadgen/locustfile.py`.
 
-One user sends all requests, for `--duration` seconds or until `--requests` are sent. Failures in
-the statistics are requests without an answer; with `--late-fails` also late answers. The tab
-`Lateness` has the late answers as counted by the client and by the server.
+One user in each process sends all requests, for `--duration` seconds or until `--requests` are
+sent; with `--master` and `--worker` each worker sends a part of them. Failures in the statistics
+are requests without an answer; with `--late-fails` also late answers. The tab `Lateness` has the
+late answers as counted by the client and by the server.
 """
 
 from loadgen import patched  # noqa: F401  isort: skip
@@ -14,9 +15,10 @@ from typing import Any
 
 from locust import LoadTestShape, events
 from locust.argument_parser import LocustArgumentParser
+from locust.runners import STATE_INIT, MasterRunner, WorkerRunner
 
 from loadgen.lateness import Lateness, show_in
-from loadgen.measure import Sample
+from loadgen.master import GreenDividedLoop, Master
 from loadgen.native import refuse_unsendable
 from loadgen.native_green import NativeGreenLoop
 from loadgen.open_loop import OpenLoop
@@ -24,7 +26,8 @@ from loadgen.options import DATA_VARIABLE, DEFAULT_IDS, LoadOptions
 from loadgen.plan import make_plan
 from loadgen.show import show_summary
 from loadgen.target import Target
-from loadgen.users import GraphUser
+from loadgen.users import Load
+from loadgen.worker import attach
 from serve.errors import ConfigError, ServeError
 from serve.terminal import Console
 from serve.workload import ARRIVALS, MIX, PoolSpec
@@ -33,28 +36,18 @@ _log = logging.getLogger(__name__)
 _POOL = PoolSpec()
 
 
-class Load(GraphUser):
-    """The single user, which runs the whole open loop."""
-
-    def report(self, sample: Sample) -> None:
-        """Add one request to Locust's statistics and to the tab."""
-        super().report(sample)
-        self.environment.lateness.add(sample)
-
-
-class OneUser(LoadTestShape):  # type: ignore[misc]
-    """Load shape of one user until the run is over; with a shape, Locust asks for no user count."""
+class OneUserEach(LoadTestShape):  # type: ignore[misc]
+    """Shape of one user in each process until the run is over; Locust asks for no user count."""
 
     over = False
-
-    def reset_time(self) -> None:
-        """Begin a run."""
-        super().reset_time()
-        self.over = False
+    _users = 1
 
     def tick(self) -> tuple[int, float] | None:
         """Return users and spawn rate; None to stop."""
-        return None if self.over else (1, 1.0)
+        # Workers that come or go during a run change nothing about it.
+        if isinstance(self.runner, MasterRunner) and self.runner.state == STATE_INIT:
+            self._users = max(1, self.runner.worker_count)
+        return None if self.over else (self._users, self._users)
 
 
 @events.init_command_line_parser.add_listener  # type: ignore[untyped-decorator]
@@ -95,28 +88,34 @@ def _add_options(parser: LocustArgumentParser) -> None:
     add("--timeout", type=float, default=30.0, help="time limit of a request, in seconds")
     add("--native", action="store_true", help="send from compiled code, over libnghttp2")
     add("--late-fails", action="store_true", help="count late answers as failures")
-    _refuse_workers(parser)
+    _refuse_forks(parser)
 
 
-def _refuse_workers(parser: LocustArgumentParser) -> None:
-    """Exit with an explanation when several processes are asked for.
-
-    The check is here because Locust forks, or waits for its master, before it calls anything else.
-    """
+def _refuse_forks(parser: LocustArgumentParser) -> None:
+    """Exit with an explanation when Locust is to fork; it does so before it calls anything else."""
     arguments = [one for one in sys.argv[1:] if one not in ("-h", "--help", "-V", "--version")]
     given, _ = parser.parse_known_args(arguments)
-    if given.master or given.worker or given.processes:
+    if given.processes:
         text = (
-            "an open loop is sent by one process: run without --master, --worker and --processes, "
-            "or start several runs, each with a part of the rate"
+            "--processes forks, which gRPC does not survive: run `gnnserve load --web --workers N`,"
+            " or start --master and each --worker"
         )
         Console(stderr=True).print_error(ConfigError(text))
         raise SystemExit(2)
 
 
 @events.init.add_listener  # type: ignore[untyped-decorator]
-def _add_tab(environment: Any, web_ui: Any, **_: Any) -> None:
+def _set_up(environment: Any, runner: Any, web_ui: Any, **_: Any) -> None:
     environment.lateness = Lateness()
+    environment.open_loop = None
+    environment.on_sample = environment.lateness.add
+    environment.gnnserve_master = None
+    if isinstance(runner, WorkerRunner):
+        attach(environment)
+    elif isinstance(runner, MasterRunner):
+        master = environment.gnnserve_master = Master(runner, environment.lateness.add)
+        # Each worker has its user then, and Locust counts the run as running.
+        environment.events.spawning_complete.add_listener(lambda **_: master.begin())
     if web_ui is not None:
         show_in(web_ui, environment.lateness)
 
@@ -124,6 +123,9 @@ def _add_tab(environment: Any, web_ui: Any, **_: Any) -> None:
 @events.test_start.add_listener  # type: ignore[untyped-decorator]
 def _prepare(environment: Any, **_: Any) -> None:
     """Make the run's plan from the options of the web UI or the command line."""
+    Load.late_is_failure = environment.parsed_options.late_fails
+    if isinstance(environment.runner, WorkerRunner):
+        return
     shape = environment.shape_class
     environment.open_loop = None
     environment.lateness.clear()
@@ -132,14 +134,7 @@ def _prepare(environment: Any, **_: Any) -> None:
         options.check()
         if environment.parsed_options.native:
             refuse_unsendable(options)
-        target = Target(options.target, options.tokens(), options.ca)
-        environment.gnnserve_target = target
-        plan = make_plan(options, target)
-        loop: OpenLoop | NativeGreenLoop
-        if environment.parsed_options.native:
-            loop = NativeGreenLoop(plan, options.target, options.timeout_s)
-        else:
-            loop = OpenLoop(plan, target, options.timeout_s)
+        loop = _loop(environment, options)
     except ServeError as error:
         _log.error("cannot start: %s", error)
         environment.runner.log_exception("generator", f"cannot start: {error}", "")
@@ -147,12 +142,24 @@ def _prepare(environment: Any, **_: Any) -> None:
         shape.over = True
         return
     environment.open_loop = loop
-    loop.ended.rawlink(lambda _: setattr(shape, "over", True))
+    loop.ended.rawlink(lambda _: setattr(shape, "over", loop is environment.open_loop))
+
+
+def _loop(environment: Any, options: LoadOptions) -> OpenLoop | NativeGreenLoop | GreenDividedLoop:
+    native: bool = environment.parsed_options.native
+    master: Master | None = environment.gnnserve_master
+    target = Target(options.target, options.tokens(), options.ca)
+    environment.gnnserve_target = target
+    plan = make_plan(options, target, encoded=master is None)
+    if master is not None:
+        return master.prepare(plan, options, native=native)
+    if native:
+        return NativeGreenLoop(plan, options.target, options.timeout_s)
+    return OpenLoop(plan, target, options.timeout_s)
 
 
 def _options(environment: Any) -> LoadOptions:
     given = environment.parsed_options
-    Load.late_is_failure = given.late_fails
     replays = bool(given.trace)
     return LoadOptions(
         target=(environment.host or "").removeprefix("http://").rstrip("/"),
@@ -186,6 +193,12 @@ def _options(environment: Any) -> LoadOptions:
 
 @events.test_stop.add_listener  # type: ignore[untyped-decorator]
 def _summarise(environment: Any, **_: Any) -> None:
+    environment.shape_class.over = False
+    if isinstance(environment.runner, WorkerRunner):
+        return
+    if environment.gnnserve_master is not None:
+        environment.gnnserve_master.settle()
+    environment.lateness.series.end()
     loop = environment.open_loop
     if loop is not None:
         show_summary(loop.summary(), Console(stderr=True))

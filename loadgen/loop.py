@@ -16,6 +16,8 @@ class Loop(ABC):
         self.plan = plan
         self.address = address
         self.samples: list[Sample] = []
+        #: Earliest start, on the monotonic clock.
+        self.start_at_ns = 0
         self.begin()
 
     @property
@@ -26,7 +28,7 @@ class Loop(ABC):
     def begin(self) -> None:
         """Start to count time and processor time."""
         self._cpu_started_ns = process_time_ns()
-        self._started_ns = monotonic_ns()
+        self._started_ns = max(monotonic_ns(), self.start_at_ns)
         self._ended_ns: int | None = None
 
     def end(self) -> None:
@@ -37,7 +39,12 @@ class Loop(ABC):
     def elapsed_s(self) -> float:
         """Time since the start of the trace, until its end."""
         now_ns = monotonic_ns() if self._ended_ns is None else self._ended_ns
-        return (now_ns - self._started_ns) / 1e9
+        return max(0, now_ns - self._started_ns) / 1e9
+
+    @property
+    def processes(self) -> int:
+        """Number of processes that send."""
+        return 1
 
     @property
     def cpu_s(self) -> float:
@@ -60,7 +67,8 @@ class Loop(ABC):
             self.address,
             self.plan.trace.header,
             self.samples,
-            scheduled=len(self.samples if self.plan.closed else self.plan.messages),
+            scheduled=len(self.samples if self.plan.closed else self.plan.trace.items),
             elapsed_s=self.elapsed_s,
             cpu_s=self.cpu_s,
+            processes=self.processes,
         )

@@ -141,8 +141,10 @@ class LoadSummary(msgspec.Struct, frozen=True, kw_only=True):
     latency_ms: Distribution
     latency_over_qt: Distribution
     send_lag_ms: Distribution
-    #: CPU time of the generator ÷ elapsed time; 1.0 is one core.
+    #: CPU time of the generator ÷ elapsed time, of the busiest of its processes; 1.0 is one core.
     generator_cpu: float
+    #: Number of processes that sent.
+    processes: int = 1
     by_model: dict[str, ModelSummary]
     by_status: dict[str, int]
     #: First message by status other than OK.
@@ -159,6 +161,7 @@ def summarise(
     scheduled: int,
     elapsed_s: float,
     cpu_s: float,
+    processes: int = 1,
 ) -> LoadSummary:
     """Summarize the samples of a run.
 
@@ -168,7 +171,8 @@ def summarise(
         samples: Requests that ended.
         scheduled: Number of requests in the plan.
         elapsed_s: Time from the first intended send to now.
-        cpu_s: CPU time of the generator.
+        cpu_s: CPU time of the generator, of the busiest of its processes.
+        processes: Number of these processes.
     """
     answered = [sample for sample in samples if sample.answered]
     late = sum(sample.late for sample in answered)
@@ -196,6 +200,7 @@ def summarise(
         latency_over_qt=_over_qt(answered),
         send_lag_ms=lag,
         generator_cpu=_share(cpu_s, elapsed_s),
+        processes=processes,
         by_model={
             model: _of_model([sample for sample in samples if sample.model == model])
             for model in sorted({sample.model for sample in samples})

@@ -181,12 +181,14 @@ class NativeLoop(Loop):
 
         Raises NotReady when nobody takes a connection.
         """
+        wait_ns = max(0, self._started_ns - time.monotonic_ns())
         if (closed := self.plan.closed) is not None:
+            time.sleep(wait_ns / 1e9)
             assert closed.duration_s is not None  # see `refuse_unsendable`
             messages = self.plan.messages
             self._sender.keep_in_flight(messages, closed.in_flight, closed.duration_s)
             return
-        offsets_ns = [item.offset_ns for item in self.plan.trace.items]
+        offsets_ns = [wait_ns + item.offset_ns for item in self.plan.trace.items]
         self._sender.send_at(self.plan.messages, offsets_ns)
 
     def stop(self) -> None:
@@ -195,7 +197,7 @@ class NativeLoop(Loop):
 
     def collect(self) -> list[Sample]:
         """Add the requests that ended since the last call to the samples, and return them."""
-        self._started_ns = self._sender.started_ns or self._started_ns
+        self._started_ns = max(self._sender.started_ns or self._started_ns, self.start_at_ns)
         return [
             self.add(one.index, one.reply, due_ns=one.due_ns, sent_ns=one.sent_ns)
             for one in self._sender.take()

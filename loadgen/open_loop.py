@@ -55,6 +55,7 @@ class OpenLoop(Loop):
         """
         self.begin()
         try:
+            _sleep_until(self._started_ns)
             if self.plan.closed is None:
                 for index, item in enumerate(self.plan.trace.items):
                     due_ns = self._started_ns + item.offset_ns

@@ -186,6 +186,14 @@ class LoadOptions:
         _ = self.id_range
 
 
+def address(option: str, text: str) -> tuple[str, int]:
+    """Return host and port of `HOST:PORT`; raises ConfigError, which names the option."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ConfigError(f"{option} {text}: it is not HOST:PORT, as 127.0.0.1:5557")
+    return host, int(port)
+
+
 def parse_shares(what: str, text: str) -> dict[str, float]:
     """Return names with weights, as in `a=3,b=1` or `a,b`; raises ConfigError."""
     parts = [part if "=" in part else f"{part}=1" for part in text.split(",") if part.strip()]

@@ -77,15 +77,17 @@ class LoadPlan:
     """Requests and their send times."""
 
     trace: Trace
-    #: Serialized requests, one per item of the trace; equal requests share one object.
+    #: Serialized requests, one per item of the trace; equal requests share one object. Empty where
+    #: workers make them.
     messages: tuple[bytes, ...]
     #: None: each request is sent at its time. Else the trace only says what is sent, in turn.
     closed: ClosedLoop | None = None
 
 
-def make_plan(options: LoadOptions, server: ServerUnderLoad) -> LoadPlan:
+def make_plan(options: LoadOptions, server: ServerUnderLoad, *, encoded: bool = True) -> LoadPlan:
     """Read or draw the trace of `options`, save it if wanted, and encode its requests.
 
+    Without `encoded` the plan has no messages: `encode_trace` makes those of a part of the trace.
     Raises ConfigError for options, traces or graphs that do not fit together.
     """
     options.check()
@@ -104,7 +106,17 @@ def make_plan(options: LoadOptions, server: ServerUnderLoad) -> LoadPlan:
     closed = None
     if options.in_flight is not None:
         closed = ClosedLoop(options.in_flight, options.duration_s, options.requests)
-    return LoadPlan(trace, _encode(trace, source), closed)
+    return LoadPlan(trace, _encode(trace, source) if encoded else (), closed)
+
+
+def encode_trace(
+    trace: Trace, options: LoadOptions, server: ServerUnderLoad, between: Callable[[], None]
+) -> tuple[bytes, ...]:
+    """Encode the requests of a trace; calls `between` after each, as this may take long.
+
+    Raises ConfigError for a trace that does not fit the server.
+    """
+    return _encode(trace, _source_of(trace, options, server), between)
 
 
 def _resident(options: LoadOptions, server: ServerUnderLoad) -> ResidentSpec | None:
@@ -286,7 +298,9 @@ def _shortened(trace: Trace, options: LoadOptions) -> Trace:
     return found if options.speed == 1 else found.at_speed(options.speed)
 
 
-def _encode(trace: Trace, source: RequestSource) -> tuple[bytes, ...]:
+def _encode(
+    trace: Trace, source: RequestSource, between: Callable[[], None] = lambda: None
+) -> tuple[bytes, ...]:
     """Encode each distinct request once."""
     made: dict[tuple[object, ...], bytes] = {}
     messages = []
@@ -294,5 +308,6 @@ def _encode(trace: Trace, source: RequestSource) -> tuple[bytes, ...]:
         key = (item.model, item.graph, item.qos_target_us, item.tenant, item.priority)
         if key not in made:
             made[key] = source.message(item)
+            between()
         messages.append(made[key])
     return tuple(messages)

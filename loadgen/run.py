@@ -10,18 +10,15 @@ from gevent.event import Event
 from locust.env import Environment
 
 from loadgen.loop import Loop
+from loadgen.master import GreenDividedLoop
 from loadgen.open_loop import OpenLoop
 from loadgen.options import LoadOptions
 from loadgen.plan import make_plan
 from loadgen.target import Target
-from loadgen.users import GraphUser
+from loadgen.users import Load
 
 #: Interval of the progress line.
 _PROGRESS_S = 0.5
-
-
-class _User(GraphUser):
-    """The single user."""
 
 
 def run_load(options: LoadOptions, on_progress: Callable[[Loop], None] = lambda _: None) -> Loop:
@@ -40,12 +37,21 @@ def run_load(options: LoadOptions, on_progress: Callable[[Loop], None] = lambda 
 
 
 def _drive(loop: OpenLoop, on_progress: Callable[[Loop], None]) -> None:
-    environment = Environment(user_classes=[_User])
+    environment = Environment(user_classes=[Load])
     environment.open_loop = loop
+    environment.on_sample = lambda _: None
     runner = environment.create_local_runner()
+    runner.start(1, spawn_rate=1)
+    try:
+        until_ended(loop, on_progress)
+    finally:
+        runner.quit()
+
+
+def until_ended(loop: OpenLoop | GreenDividedLoop, on_progress: Callable[[Loop], None]) -> None:
+    """Return when the run has ended, or on SIGINT or SIGTERM; raises what ended the run."""
     stop = Event()
     handlers = [gevent.signal_handler(number, stop.set) for number in (SIGINT, SIGTERM)]
-    runner.start(1, spawn_rate=1)
     try:
         while not (loop.ended.ready() or stop.is_set()):
             on_progress(loop)
@@ -55,4 +61,3 @@ def _drive(loop: OpenLoop, on_progress: Callable[[Loop], None]) -> None:
     finally:
         for handler in handlers:
             handler.cancel()
-        runner.quit()

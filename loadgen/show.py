@@ -53,7 +53,8 @@ def show_summary(summary: LoadSummary, console: Console) -> None:
         f"{summary.violation_interval[1]:.1%}), "
         f"{_percent(summary.violations_by_server, summary.answered)} by the server's clock; "
         f"{summary.missed_rate:.1%} of requests had no answer in time; "
-        f"{summary.answered_hz:.4g} answers/s; generator {summary.generator_cpu:.0%} of a core",
+        f"{summary.answered_hz:.4g} answers/s; {_generator(summary)} "
+        f"{summary.generator_cpu:.0%} of a core",
         soft_wrap=True,
     )
     for warning in summary.warnings:
@@ -95,6 +96,11 @@ def _failures(summary: LoadSummary) -> Table:
     for status, message in summary.messages.items():
         table.add_row(status, str(summary.by_status[status]), message)
     return table
+
+
+def _generator(summary: LoadSummary) -> str:
+    many = summary.processes > 1
+    return f"busiest of {summary.processes} generators" if many else "generator"
 
 
 def _cells(values: Distribution) -> list[str]:

@@ -1,4 +1,4 @@
-"""The Locust user, of which one runs the whole open loop.
+"""The Locust user, of which one in each process runs the whole open loop.
 
 Locust's usual many users, each of which waits for its answer before it sends again, form a closed
 loop: a slow server slows the arrivals and so hides its queue. Here Locust provides statistics and
@@ -18,11 +18,12 @@ class RequestFailed(Exception):
     """Failure that Locust's statistics show, grouped by its text."""
 
 
-class GraphUser(User):  # type: ignore[misc]
-    """Runs the loop in `environment.open_loop`, or nothing when that is None."""
+class Load(User):  # type: ignore[misc]
+    """Runs the loop in `environment.open_loop`, or nothing when that is None.
 
-    abstract = True
-    fixed_count = 1
+    `environment.on_sample` is called with every request that ended.
+    """
+
     #: Count late answers as failures, so that Locust's plot of failures shows violations.
     late_is_failure = False
 
@@ -36,6 +37,7 @@ class GraphUser(User):  # type: ignore[misc]
     def report(self, sample: Sample) -> None:
         """Add one request to Locust's statistics."""
         report_sample(self.environment, sample, self.late_is_failure)
+        self.environment.on_sample(sample)
 
 
 def report_sample(environment: Environment, sample: Sample, late_is_failure: bool) -> None:

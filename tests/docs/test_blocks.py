@@ -25,7 +25,8 @@ TRIED = {
     "docs/measurements/gpu.md": {"sh gpu"},
     "docs/estimates.md": {"sh dev"},
     "docs/http.md": {"sh server"},
-    "docs/load.md": {"sh server", "sh native", "sh limit", "sh replay", "sh simulate", "sh locust"},
+    "docs/load.md": {"sh server", "sh native", "sh limit", "sh replay", "sh simulate", "sh locust",
+                     "sh workers"},
     "docs/operators.md": {"sh check", "sh database", "sh server", "sh journal", "promql",
                           "yaml prometheus"},
     "docs/resident-graphs.md": {
@@ -73,12 +74,13 @@ def test_options_of_the_gpu_check_exist():
     assert told - flags(known) == set()
 
 
-def test_options_of_the_web_ui_exist():
-    (command,) = texts("docs/load.md", "sh", "locust")
+@pytest.mark.parametrize(("mark", "option"), [("locust", "--web"), ("workers", "--worker")])
+def test_options_of_loads_with_several_processes_exist(mark, option):
+    (command,) = texts("docs/load.md", "sh", mark)
     words = [sys.executable, "-m", "loadgen", "--help"]
     wide = os.environ | {"COLUMNS": "200"}
     known = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True, env=wide)
-    assert "--web" in flags(command)
+    assert option in flags(command)
     assert flags(command) - flags(known.stdout) == set()
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from bench.kit.servers import ROOT, free_ports
 from serve.native import front_lacks
+from tests.browser import asked, complaints, fits, start_browser
 
 LOCUST = [sys.executable, "-m", "locust", "-f", "loadgen/locustfile.py"]
 SMALL = ["--scale", "0.01", "--max-nodes", "200", "--max-edges", "2000"]
@@ -187,11 +188,119 @@ def test_what_cannot_start_is_told_in_the_web_ui(fake_server):
         eventually(ui.has_ended)
 
 
-@pytest.mark.parametrize("how", ["--worker", "--master", "--processes=2"])
-def test_more_than_one_process_is_refused_in_a_sentence(how):
+def test_forks_are_refused_in_a_sentence():
     ended = subprocess.run(
-        [*LOCUST, how, "--headless", "--host", "127.0.0.1:1"],
+        [*LOCUST, "--processes=2", "--headless", "--host", "127.0.0.1:1"],
         cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
     )  # fmt: skip
     assert ended.returncode == 2
-    assert "error: an open loop is sent by one process" in ended.stderr
+    assert "error: --processes forks, which gRPC does not survive" in ended.stderr
+
+
+def test_locusts_own_master_and_workers_send_a_run_and_end(fake_server):
+    (port,) = free_ports(1)
+    with fake_server(fail_every=5) as server:
+        common = {"cwd": ROOT, "text": True, "stdout": subprocess.PIPE}
+        at = ["--master-port", str(port)]
+        workers = [
+            subprocess.Popen([*LOCUST, "--worker", *at], stderr=subprocess.DEVNULL, **common)
+            for _ in range(2)
+        ]
+        try:
+            master = subprocess.run(
+                [*LOCUST, *SMALL, "--master", "--master-bind-port", str(port), "--headless",
+                 "--expect-workers", "2", "--host", server.address, "--rate", "100",
+                 "--requests", "50", "--workload", "gat", "--json"],
+                stderr=subprocess.PIPE, timeout=PATIENCE_S, check=False, **common,
+            )  # fmt: skip
+            assert [one.wait(PATIENCE_S) for one in workers] == [0, 0]
+        finally:
+            for one in workers:
+                one.kill()
+                one.communicate()
+    rows = {row["name"]: row for row in json.loads(master.stdout)}
+    assert rows["gat"]["num_requests"] == rows["send lag"]["num_requests"] == 50
+    assert rows["gat"]["num_failures"] == 10
+    # The summary of all samples.
+    assert "50 of 50 requests" in master.stderr
+    assert "busiest of 2 generators" in master.stderr
+
+
+def test_the_web_ui_with_workers_shows_all_their_requests(fake_server):
+    (port,) = free_ports(1)
+    with fake_server(delay_s=0.1) as server:
+        command = [
+            sys.executable, "-m", "serve", "load", "--web", "--web-port", str(port), *SMALL,
+            "--target", server.address, "--rate", "100", "--requests", "31", "--workload", "gcn",
+            "--workers", "2",
+        ]  # fmt: skip
+        with subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ) as process:
+            ui = WebUi(port)
+            try:
+                eventually(ui.is_up)
+                eventually(lambda: ui.stats().get("worker_count") == 2)
+                row = ui.run("gcn", 31, host=server.address, rate="100")
+                assert row["late_share"] == row["late_share_by_server"] == 100.0
+                # A second run counts from zero, with the same workers.
+                eventually(ui.has_ended)
+                assert ui.run("gin", 12, host=server.address, rate="100")["answered"] == 12
+            finally:
+                process.terminate()
+                process.wait(PATIENCE_S)
+
+
+@pytest.mark.browser
+def test_late_answers_are_live_in_every_tab_and_drawn_in_two(fake_server, tmp_path):
+    with fake_server(delay_s=0.1) as server, web_ui(server.address) as ui:
+        browser = start_browser(tmp_path / "profile", 1280, 900)
+        try:
+            browser.get(ui.url)
+            assert not browser.find_elements("css selector", "#gnnserve-late:not([hidden])")
+            ui.post("/swarm", host=server.address, workload="mix", rate="50", duration="3600")
+            told = eventually(lambda: shown_line(browser))
+            assert "late at the client 100.00 %" in told
+            assert "late by the server 100.00 %" in told
+            # 0.1 s against the fake's target of 0.05 s.
+            over = float(re.search(r"p50 ([0-9.]+)", told)[1])
+            assert over >= 2
+            for tab in ("lateness", "charts"):
+                browser.get(f"{ui.url}/?tab={tab}")
+                eventually(lambda: shown_line(browser))
+                eventually(lambda: len(points_drawn(browser)) == 2 and min(points_drawn(browser)))
+                assert fits(browser)
+            browser.get(f"{ui.url}/?tab=stats")
+            eventually(lambda: shown_line(browser))
+            assert not browser.find_elements("css selector", ".charts:not([hidden])")
+            own = (ui.url, "data:")
+            assert [url for url in asked(browser, ui.url) if not url.startswith(own)] == []
+            assert complaints(browser) == []
+        finally:
+            browser.quit()
+        points = json.loads(ui.get("/lateness/points"))
+        assert points[-1]["late"] == 100.0
+        ui.post("/stop")
+        eventually(ui.has_ended)
+
+
+def shown_line(browser):
+    found = browser.find_elements("css selector", "#gnnserve-late:not([hidden]) p")
+    return found[0].text if found else ""
+
+
+def points_drawn(browser):
+    """Return how many pixels of each chart have the colour of its first line."""
+    return browser.execute_script("""
+        return [...document.querySelectorAll('#gnnserve-late .charts:not([hidden]) canvas')].map(
+            (canvas) => {
+                const {width, height} = canvas;
+                if (!width || !height) return 0;
+                const data = canvas.getContext('2d').getImageData(0, 0, width, height).data;
+                let count = 0;
+                for (let i = 0; i < data.length; i += 4) {
+                    count += data[i] === 213 && data[i + 1] === 94 && data[i + 2] === 0;
+                }
+                return count;
+            });
+    """)
