@@ -296,10 +296,10 @@ def load(
 def _sender(native: bool, workers: int | None, master: str) -> Iterator[Run]:
     """Yield what sends a run: this process, or several as long as the context lasts."""
     if workers is not None:
-        from loadgen.workers import Workers
+        from loadgen.workers import LoadWorkers
 
         listen = address("--master", master) if master else None
-        with Workers(workers, native=native, listen=listen) as several:
+        with LoadWorkers(workers, native=native, listen=listen) as several:
             yield several.run
     elif native:
         from loadgen.native import run_native

@@ -17,7 +17,7 @@ _SAMPLES = msgspec.msgpack.Decoder(list[Sample])
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class LoadPart:
     """What one of several workers sends: each request whose turn is its rank."""
 
     #: Number of the run, which its messages carry.
@@ -59,7 +59,7 @@ class Part:
 
 def divide(
     plan: LoadPlan, options: LoadOptions, workers: int, *, run: int, native: bool
-) -> list[Part]:
+) -> list[LoadPart]:
     """Divide a plan so that each request is sent by one worker, at its own time.
 
     Requests in flight are divided as evenly as they go. Raises ConfigError for fewer requests in
@@ -71,7 +71,7 @@ def divide(
             f"in-flight {closed.in_flight}: each of {workers} workers keeps at least one in flight"
         )
     return [
-        Part(
+        LoadPart(
             run=run,
             rank=rank,
             workers=workers,
@@ -101,7 +101,7 @@ def _evenly(total: int, rank: int, workers: int) -> int:
 class DividedLoop(Loop):
     """A run whose requests workers send; its samples are what they tell."""
 
-    def __init__(self, plan: LoadPlan, address: str, parts: Mapping[str, Part]) -> None:
+    def __init__(self, plan: LoadPlan, address: str, parts: Mapping[str, LoadPart]) -> None:
         """Begin with nothing sent; `parts` has the part of each worker by its name."""
         super().__init__(plan, address)
         self._parts = dict(parts)

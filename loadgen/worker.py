@@ -23,7 +23,7 @@ from loadgen.measure import Sample
 from loadgen.native import require_native
 from loadgen.native_green import NativeGreenLoop
 from loadgen.open_loop import OpenLoop
-from loadgen.parts import Part, told
+from loadgen.parts import LoadPart, told
 from loadgen.plan import LoadPlan, encode_trace
 from loadgen.target import Target
 from loadgen.users import Load, report_sample
@@ -37,7 +37,7 @@ _TELL_S = 0.5
 class PartLoop:
     """One part of a run: waits for the start, sends, and tells the master."""
 
-    def __init__(self, environment: Environment, part: Part) -> None:
+    def __init__(self, environment: Environment, part: LoadPart) -> None:
         """Connect and make the requests; raises ServeError."""
         self._environment = environment
         self._part = part
@@ -118,7 +118,7 @@ def attach(environment: Environment) -> None:
 
     def take(environment: Environment, msg: Any, **_: Any) -> None:
         """Make the requests of a part, and say so."""
-        part = Part.decode(msg.data)
+        part = LoadPart.decode(msg.data)
         stop()
         try:
             environment.open_loop = PartLoop(environment, part)

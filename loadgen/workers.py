@@ -34,7 +34,7 @@ _END_S = 10.0
 _LOOK_S = 0.2
 
 
-class Workers:
+class LoadWorkers:
     """A number of processes that send runs together, started here or awaited from elsewhere."""
 
     def __init__(self, count: int, *, native: bool, listen: tuple[str, int] | None = None) -> None:

@@ -15,7 +15,7 @@ from bench.kit.servers import ROOT, free_ports
 from bench.kit.waiting import PATIENCE_S, wait_for
 from loadgen.measure import Sample
 from loadgen.options import LoadOptions, address
-from loadgen.parts import DividedLoop, Part, divide, told
+from loadgen.parts import DividedLoop, LoadPart, divide, told
 from loadgen.plan import ClosedLoop, LoadPlan
 from serve.errors import ConfigError
 from serve.workload import PoolSpec, Trace, TraceHeader, TraceItem
@@ -63,9 +63,9 @@ def test_requests_in_flight_are_divided():
 def test_a_part_is_the_same_after_its_way():
     plan = plan_of(5, ClosedLoop(in_flight=2, duration_s=None, requests=9))
     for part in divide(plan, OPTIONS, 2, run=3, native=True):
-        assert Part.decode(part.encode()) == part
+        assert LoadPart.decode(part.encode()) == part
     (part,) = divide(plan_of(2), OPTIONS, 1, run=4, native=False)
-    assert Part.decode(part.encode()) == part
+    assert LoadPart.decode(part.encode()) == part
 
 
 def sample(index, latency_ns):
