@@ -19,7 +19,7 @@ import serve
 from serve.commands import calibrate_cli, database_cli, graph_cli, model_cli, token_cli
 from serve.commands.options import CONFIG_PATH, ConfigOption, SetOption
 from serve.commands.steps import Steps
-from serve.config import effective_values, load_config
+from serve.config import Config, effective_values, load_config
 from serve.config_schema import schema, values_table
 from serve.config_settings import Setting, settings_of
 from serve.core.disciplines import DISCIPLINES
@@ -100,10 +100,14 @@ def serve_command(
 
     ports = (("grpc_port", grpc_port), ("http_port", http_port))
     given = [f"server.{name}={port}" for name, port in ports if port is not None]
-    loaded = load_config(config, _settings([*(settings or ()), *given]))
-    setup_logging(loaded.log.format, level=_log_level())
+
+    def read() -> Config:
+        return load_config(config, _settings([*(settings or ()), *given]))
+
+    loaded = read()
+    setup_logging(loaded.log.format, level=_log_level(loaded.log.level))
     log_uncaught()
-    application = Application(loaded, environment=os.environ)
+    application = Application(loaded, environment=os.environ, read_again=read)
     with Steps(_errors) as steps, spare_stdout(application.printed) as say_ready:
 
         def ready(grpc_port: int, http_port: int) -> None:

@@ -40,6 +40,25 @@ SIZE_KEYS = frozenset(
         "report.record_size",
     }
 )
+#: Keys whose new values a running server takes when it reads its configuration again.
+RELOADABLE = frozenset(
+    {
+        "server.max_queue",
+        "server.ready_when",
+        "server.shutdown_delay_s",
+        "server.drain_timeout_s",
+        "server.stop_timeout_s",
+        "server.max_run_s",
+        "scheduling.qos_factor",
+        "scheduling.shed_late",
+        "report.keep",
+        "report.max_size",
+        "report.access_log_share",
+        "log.format",
+        "log.level",
+        "traces.share",
+    }
+)
 #: Fields of the configuration that are no keys of the file.
 NO_KEYS = frozenset({"base", "file"})
 
@@ -287,6 +306,8 @@ class LogConfig(Section, frozen=True):
 
     #: Format of a line; `auto`: text on a terminal, one JSON object a line elsewhere.
     format: Literal["auto", "json", "text"] = "auto"
+    #: Lowest level that is written; the environment variable `GNNSERVE_LOG` comes before it.
+    level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
 
 
 class TracesConfig(Section, frozen=True):
@@ -335,6 +356,8 @@ class EffectiveValue(msgspec.Struct, frozen=True):
     value: object
     #: `file`, `default`, `--set`, or the environment variable.
     source: str
+    #: A running server takes a new value when it reads its configuration again.
+    reloadable: bool
 
 
 class Config(Section, frozen=True):
@@ -420,12 +443,13 @@ def effective_values(path: Path, settings: Sequence[Setting] = ()) -> list[Effec
             value = getattr(value, name)
             place = place.get(name) if isinstance(place, dict) else None
         given = "default" if place is None else "file"
-        found.append(EffectiveValue(key, msgspec.to_builtins(value), origins.get(key, given)))
+        source = origins.get(key, given)
+        found.append(EffectiveValue(key, msgspec.to_builtins(value), source, key in RELOADABLE))
     for index, graph in enumerate(config.graph):
         row = table["graph"][index]
         for name, value in msgspec.to_builtins(graph).items():
             given = "file" if name in row else "default"
-            found.append(EffectiveValue(f"graph[{index}].{name}", value, given))
+            found.append(EffectiveValue(f"graph[{index}].{name}", value, given, False))
     return found
 
 

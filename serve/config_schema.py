@@ -10,7 +10,7 @@ import msgspec
 from rich.table import Table
 
 from serve import config
-from serve.config import NO_KEYS, SIZE_KEYS, Config, EffectiveValue
+from serve.config import NO_KEYS, RELOADABLE, SIZE_KEYS, Config, EffectiveValue
 from serve.core.disciplines import DISCIPLINES
 from serve.core.policies import POLICIES
 from serve.toml_tables import Section, is_section
@@ -21,8 +21,9 @@ _SIZE = r"^\s*\d+(\.\d+)?\s*([KkMmGgTt]?[Ii]?[Bb])?\s*$"
 def schema() -> dict[str, Any]:
     """Return the JSON Schema (draft 2020-12) of the configuration file.
 
-    Descriptions are those of the structs' source. What only `gnnserve check` can tell is not in it:
-    whether files exist, and whether two ports are the same.
+    Descriptions are those of the structs' source. `x-reloadable` marks the keys whose new values a
+    running server takes at SIGHUP. What only `gnnserve check` can tell is not in it: whether files
+    exist, and whether two ports are the same.
     """
     sections = {
         f.encode_name: f.type for f in msgspec.structs.fields(Config) if f.name not in NO_KEYS
@@ -55,16 +56,18 @@ def _describe(parts: dict[str, Any], key: str, kind: type[Section]) -> None:
             _describe(parts, f"{key}.{name}", field.type)
         else:
             properties[name] |= _restrictions(f"{key}.{name}", properties[name])
+            if f"{key}.{name}" in RELOADABLE:
+                properties[name]["x-reloadable"] = True
 
 
 def values_table(values: Iterable[EffectiveValue]) -> Table:
-    """Return a table of keys, values and their sources."""
+    """Return a table of keys, values, their sources, and which change at SIGHUP."""
     table = Table(box=None, pad_edge=False)
-    for title in ("key", "value", "source"):
+    for title in ("key", "value", "source", "at SIGHUP"):
         table.add_column(title)
     for found in values:
         value = "–" if found.value is None else msgspec.json.encode(found.value).decode()
-        table.add_row(found.key, value, found.source)
+        table.add_row(found.key, value, found.source, "read again" if found.reloadable else "")
     return table
 
 

@@ -25,6 +25,7 @@ from serve.commands.configured import (
     device_of,
     tenant_rules,
 )
+from serve.commands.reload import ConfigReload
 from serve.commands.service_manager import ServiceManager
 from serve.config import Config, ServerConfig
 from serve.errors import ServeError
@@ -32,6 +33,7 @@ from serve.obs.access_log import AccessLog
 from serve.obs.http import HttpPort, listening_socket, private_socket
 from serve.obs.journal import JournalWriter
 from serve.obs.live.tally import ServerState
+from serve.obs.log import change_logging
 from serve.obs.lost_calls import LostCalls
 from serve.obs.metrics import Metrics
 from serve.obs.offline import make_report
@@ -72,10 +74,15 @@ class Application:
         config: Config,
         device: Device | None = None,
         environment: Mapping[str, str] = MappingProxyType({}),
+        read_again: Callable[[], Config] | None = None,
     ) -> None:
         """Build every part; raises ConfigError for a file or port that cannot be used.
 
-        `device` replaces the configured device. A service manager is found by `environment`.
+        Args:
+            config: What to serve, and how.
+            device: Replaces the configured device.
+            environment: By it a service manager is found, and the level of the log.
+            read_again: Reads the configuration at SIGHUP, raises ConfigError; None: it stays.
         """
         server, scheduling = config.server, config.scheduling
         device = device or device_of(config)
@@ -96,17 +103,18 @@ class Application:
             qos_factor=scheduling.qos_factor,
             pid=os.getpid(),
         )
-        self._shutdown_delay_s = server.shutdown_delay_s
-        self._drain_timeout_s = server.drain_timeout_s
-        self._start_timeout_s = server.start_timeout_s
+        self._server = server
+        self._log_level = environment.get("GNNSERVE_LOG", "").upper()
+        self._config_reload = ConfigReload(config, read_again or (lambda: config), self._take)
         self._manager = ServiceManager(environment, lambda: self._live)
         self._signals = StopSignals(
             lambda: self._engine.interrupt(),
-            server.shutdown_delay_s + server.drain_timeout_s + server.stop_timeout_s,
+            _stop_limit_s(server),
             self._left,
             kill_all,
             self._reload,
         )
+        self._run = run
         with ExitStack() as undo:
             #: Reads what the server's processes print.
             self.printed = PrintedLines()
@@ -115,11 +123,12 @@ class Application:
             undo.callback(log_printed, None)
             metrics = Metrics(run, lambda: self._engine.snapshot(sink.dropped))
             observers = [metrics.observe, lambda record: self._engine.learn(record)]
+            self._access_log: AccessLog | None = None
             if config.report.access_log is not None:
                 path = config.path(config.report.access_log)
-                access_log = AccessLog(path, config.report.access_log_share)
-                undo.callback(access_log.close)
-                observers.append(access_log.write)
+                self._access_log = AccessLog(path, config.report.access_log_share)
+                undo.callback(self._access_log.close)
+                observers.append(self._access_log.write)
             if config.report.record is not None:
                 recorder = TrafficRecorder(
                     config.path(config.report.record),
@@ -129,14 +138,15 @@ class Application:
                 )
                 undo.callback(recorder.close)
                 observers.append(recorder.write)
-            tracer = None
+            tracer: TraceSender | None = None
             if config.traces.endpoint is not None:
                 endpoint, share = config.traces.endpoint, config.traces.share
                 tracer = TraceSender(endpoint, share, serve.__version__, self.printed)
                 undo.callback(tracer.close)
                 observers.append(tracer.observe)
-            kept = Retention(config.report.keep_ns, config.report.max_size_bytes)
-            sink: RecordSink = RecordSink(RecordStore(database, run, retention=kept), observers)
+            self._tracer = tracer
+            store = RecordStore(database, run, retention=_retention(config))
+            self._sink = sink = RecordSink(store, observers)
             undo.callback(sink.close)
             journal = None
             if config.report.journal is not None:
@@ -182,7 +192,7 @@ class Application:
             self._rpc = GrpcServer(
                 self._engine,
                 lambda: msgspec.structs.replace(
-                    run, budget_bytes=self._engine.snapshot().budget_bytes
+                    self._run, budget_bytes=self._engine.snapshot().budget_bytes
                 ),
                 lambda since_s: msgspec.json.decode(make_report(database, "json", last(since_s))),
                 _with_socket_path(config),
@@ -250,7 +260,7 @@ class Application:
         with self._rpc.own_requests() as send:
             self._engine.open(progress, send)
         if self._gateway is not None:
-            self._gateway.wait_serving(self._start_timeout_s)
+            self._gateway.wait_serving(self._server.start_timeout_s)
         if not self._engine.ready:
             self._engine.wait_loaded()
         if not self._signals.stop_requested:
@@ -261,22 +271,45 @@ class Application:
 
     def _shut_down(self) -> None:
         self._signals.stop_by_itself()
-        if self._engine.announce_drain() and self._shutdown_delay_s:
-            delay = f"ready no more, and serving for {self._shutdown_delay_s:g} s"
+        delay_s = self._server.shutdown_delay_s
+        if self._engine.announce_drain() and delay_s:
+            delay = f"ready no more, and serving for {delay_s:g} s"
             self._manager.stopping(delay)
             _log.info("stopping: %s", delay)
-            time.sleep(self._shutdown_delay_s)
+            time.sleep(delay_s)
         waiting = self._engine.begin_drain()
         self._manager.stopping(f"{waiting} accepted requests are being finished")
         _log.info("draining: %d accepted requests are being finished", waiting)
-        given_up = self._rpc.stop(self._drain_timeout_s)
+        given_up = self._rpc.stop(self._server.drain_timeout_s)
         self._close()
         _log.info("stopped; %d requests were given up on", given_up)
 
     def _reload(self) -> None:
-        """Read the tokens and certificates again."""
-        for files in self._watched:
-            files.read()
+        """Read the configuration, the tokens and the certificates again."""
+        with self._manager.reloading():
+            for files in self._watched:
+                files.read()
+            self._config_reload.again()
+
+    def _take(self, config: Config) -> None:
+        """Put a configuration into force that differs in reloadable keys only."""
+        change_logging(config.log.format, self._log_level or config.log.level)
+        self._server = server = config.server
+        if not self._signals.stop_requested:
+            self._signals.limit_s = _stop_limit_s(server)
+        self._engine.take(config)
+        self._rpc.accept(server.max_queue)
+        if self._gateway is not None:
+            self._gateway.stop_s = server.stop_timeout_s / 2
+        if self._access_log is not None:
+            self._access_log.choose(config.report.access_log_share)
+        if self._tracer is not None:
+            self._tracer.share = config.traces.share
+        factor = config.scheduling.qos_factor
+        self._run = msgspec.structs.replace(self._run, qos_factor=factor)
+        kept = _retention(config)
+        self._sink.change(lambda store: store.keep(kept))
+        self._sink.change(lambda store: store.tell_target(factor))
 
     @property
     def _live(self) -> bool:
@@ -335,6 +368,16 @@ def _with_socket_path(config: Config) -> ServerConfig:
     if server.admin_socket is None:
         return server
     return msgspec.structs.replace(server, admin_socket=str(config.path(server.admin_socket)))
+
+
+def _stop_limit_s(server: ServerConfig) -> float:
+    """Return the time from a signal to stop until the process ends by force."""
+    return server.shutdown_delay_s + server.drain_timeout_s + server.stop_timeout_s
+
+
+def _retention(config: Config) -> Retention:
+    """Return which rows of the report are kept."""
+    return Retention(config.report.keep_ns, config.report.max_size_bytes)
 
 
 def _offers_rest(server: ServerConfig) -> bool:

@@ -7,8 +7,9 @@ what it does until then, that it is alive, and that it stops: see sd_notify(3).
 import os
 import socket
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 
 from serve.progress import Progress
 
@@ -33,6 +34,7 @@ class ServiceManager:
         self._live = live
         self._stopped = threading.Event()
         self._last_status = ""
+        self._said_ready = False
         limit_us = environment.get("WATCHDOG_USEC", "")
         mine = environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
         self._period_s = int(limit_us) / 2e6 if limit_us.isdecimal() and mine else 0.0
@@ -53,11 +55,25 @@ class ServiceManager:
         From now on it also says that the server is alive, at half the time that the manager waits.
         """
         self._send(f"READY=1\nSTATUS={status}", _PATIENCE_S)
+        self._said_ready = True
         if self._address and self._period_s:
             self._thread.start()
 
+    @contextmanager
+    def reloading(self) -> Iterator[None]:
+        """Say that the configuration is being read again, and afterwards that it was."""
+        if self._said_ready:
+            now_us = time.monotonic_ns() // 1000
+            self._send(f"RELOADING=1\nMONOTONIC_USEC={now_us}", _PATIENCE_S)
+        try:
+            yield
+        finally:
+            if self._said_ready:
+                self._send("READY=1", _PATIENCE_S)
+
     def stopping(self, status: str) -> None:
         """Say that the server drains."""
+        self._said_ready = False
         self._send(f"STOPPING=1\nSTATUS={status}", _PATIENCE_S)
 
     def close(self) -> None:

@@ -28,8 +28,10 @@ class Arrivals:
         "_board",
         "_key",
         "_launcher",
+        "_max_queue",
         "_parts",
         "_quarantine",
+        "_sheds_late",
         "_spare",
         "_tasks",
         "_totals",
@@ -40,6 +42,7 @@ class Arrivals:
         self._parts, self._totals, self._launcher = parts, parts.totals, launcher
         self._board, self._tasks = parts.board, parts.tasks
         self._key, self._quarantine = parts.policy.key, parts.totals.quarantine
+        self._max_queue, self._sheds_late = parts.params.max_queue, parts.params.shed_late
         #: The task of best effort that was accepted last.
         self._spare: Record | None = None
         #: Nothing new is accepted.
@@ -49,6 +52,10 @@ class Arrivals:
         """Accept nothing new from now on."""
         self.draining = True
         self._give_up_spare()
+
+    def set_limits(self, max_queue: int, *, sheds_late: bool) -> None:
+        """Accept by other limits from now on, see ``LimitsChanged``."""
+        self._max_queue, self._sheds_late = max_queue, sheds_late
 
     def one(self, event: TaskArrived) -> None:
         """Accept the task, or refuse it."""
@@ -118,7 +125,7 @@ class Arrivals:
 
     def _ask(self, task: Task, beside: int = 0) -> Task | Rejected:
         """Return the task as it may enter, or why it may not, `beside` others that do."""
-        tasks, totals, params = self._tasks, self._totals, self._parts.params
+        tasks, totals, max_queue = self._tasks, self._totals, self._max_queue
         now_ns = tasks.now_ns
         rejected = self._quarantine.rejects(task.model, now_ns) if self._quarantine.models else None
         if rejected is not None:
@@ -139,17 +146,17 @@ class Arrivals:
         if (
             overloaded
             or self.draining
-            or unanswered >= params.max_queue
+            or unanswered >= max_queue
             or estimate.reserve_bytes > task.most_bytes(budget_bytes)
         ):
             at = target_class(task.qos.target_ns)
-            sheds = overloaded and params.shed_late
+            sheds = overloaded and self._sheds_late
             refusal = admit(
                 task,
                 budget_bytes=budget_bytes,
                 unanswered=unanswered,
-                max_queue=params.max_queue,
-                has_share=shares.may_queue(tenant, params.max_queue),
+                max_queue=max_queue,
+                has_share=shares.may_queue(tenant, max_queue),
                 urgent_ns=Nanos(totals.demand.there_ns(at) // totals.slots) if sheds else None,
                 backlog_ns=Nanos(tasks.work_ns // self._board.slots),
                 draining=self.draining,

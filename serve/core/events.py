@@ -141,6 +141,24 @@ class TenantsChanged(msgspec.Struct, frozen=True):
     tenants: tuple[TenantRules, ...]
 
 
+class LimitsChanged(msgspec.Struct, frozen=True):
+    """What is accepted, and how long a run may take, instead of what ``SchedulerParams`` says.
+
+    Accepted tasks stay, also where they are more than `max_queue`.
+    """
+
+    #: See ``SchedulerParams``, as are the others.
+    max_queue: int
+    shed_late: bool
+    run_limit_ns: Nanos | None
+
+    def __post_init__(self) -> None:
+        for name in ("max_queue", "run_limit_ns"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+
+
 class ModelUnloaded(msgspec.Struct, frozen=True):
     """A model was unloaded: its quarantine ends, should it be loaded again."""
 
@@ -171,6 +189,7 @@ Event = (
     | BudgetChanged
     | SlowdownChanged
     | TenantsChanged
+    | LimitsChanged
     | ModelUnloaded
     | DrainStarted
     | Tick

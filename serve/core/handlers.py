@@ -23,6 +23,7 @@ from serve.core.events import (
     LaneMeasured,
     LaneReady,
     LaneSeen,
+    LimitsChanged,
     ModelUnloaded,
     PrepareFailed,
     SlowdownChanged,
@@ -89,6 +90,7 @@ class EventHandlers:
             BudgetChanged: self._on_budget_changed,
             SlowdownChanged: self._on_slowdown_changed,
             TenantsChanged: self._on_tenants_changed,
+            LimitsChanged: self._on_limits_changed,
             ModelUnloaded: self._on_model_unloaded,
             DrainStarted: self._on_drain_started,
             Tick: self._on_tick,
@@ -280,6 +282,10 @@ class EventHandlers:
     def _on_tenants_changed(self, event: TenantsChanged) -> None:
         self._totals.shares.set_rules(event.tenants)
         self._totals.rates.set_rules(event.tenants)
+
+    def _on_limits_changed(self, event: LimitsChanged) -> None:
+        self._arrivals.set_limits(event.max_queue, sheds_late=event.shed_late)
+        self._parts.watch.set_limit(event.run_limit_ns)
 
     def _on_model_unloaded(self, event: ModelUnloaded) -> None:
         self._quarantine.forget(event.model)

@@ -68,7 +68,7 @@ class AccessLog:
         Raises ConfigError when the file cannot be opened.
         """
         self._path = path
-        self._most_hash = share * _HASHES
+        self.choose(share)
         #: Lines that the file could not take.
         self.lost = 0
         self._failing = False
@@ -80,6 +80,10 @@ class AccessLog:
             raise ConfigError(
                 f"report.access_log: {path}: cannot be written: {error.strerror}"
             ) from error
+
+    def choose(self, share: float) -> None:
+        """Write lines for this share of the requests answered in time from now on."""
+        self._most_hash = share * _HASHES
 
     def write(self, record: RequestRecord) -> None:
         """Write the line of a finished request, if it gets one. Never raises OSError."""

@@ -31,11 +31,27 @@ def setup_logging(
         stream: Target; None for standard error.
     """
     target = sys.stderr if stream is None else stream
-    as_json = form == "json" or (form == "auto" and not target.isatty())
     handler = logging.StreamHandler(target)
-    handler.setFormatter(JsonFormatter() if as_json else TextFormatter())
+    handler.setFormatter(_formatter(form, target))
     logging.basicConfig(handlers=[handler], level=level, force=True)
     logging.captureWarnings(True)
+
+
+def change_logging(form: LogFormat, level: str) -> None:
+    """Write further lines in another form and from another level on, see ``setup_logging``.
+
+    No line is lost meanwhile.
+    """
+    root = logging.getLogger()
+    for handler in root.handlers:
+        if isinstance(handler, logging.StreamHandler):
+            handler.setFormatter(_formatter(form, handler.stream))
+    root.setLevel(level)
+
+
+def _formatter(form: LogFormat, stream: TextIO) -> logging.Formatter:
+    as_json = form == "json" or (form == "auto" and not stream.isatty())
+    return JsonFormatter() if as_json else TextFormatter()
 
 
 def log_uncaught() -> None:

@@ -40,7 +40,8 @@ class Trimmer:
 
     def __init__(self, db: sqlite3.Connection, retention: Retention) -> None:
         self._db = db
-        self._retention = retention
+        #: What is kept; may change.
+        self.retention = retention
         #: Size to reach before the size counts as within its bound; None while it does.
         self._cut_to_bytes: float | None = None
 
@@ -50,8 +51,8 @@ class Trimmer:
         Commits. Raises sqlite3.Error.
         """
         deleted = 0
-        if self._retention.keep_ns is not None:
-            oldest_ns = now_unix_ns - self._retention.keep_ns
+        if self.retention.keep_ns is not None:
+            oldest_ns = now_unix_ns - self.retention.keep_ns
             deleted = self._delete("WHERE arrived_unix_ns < ?", (oldest_ns, most_rows))
         while deleted < most_rows and self._too_large():
             found = self._delete("", (min(_STEP_ROWS, most_rows - deleted),))
@@ -63,7 +64,7 @@ class Trimmer:
         return deleted
 
     def _too_large(self) -> bool:
-        most_bytes = self._retention.max_bytes
+        most_bytes = self.retention.max_bytes
         if most_bytes is None:
             return False
         size_bytes = used_bytes(self._db)

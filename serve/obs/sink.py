@@ -56,6 +56,8 @@ class RecordSink:
         self._closing = threading.Event()
         self._lost: Callable[[], Iterable[RequestRecord]] = tuple
         self._state: Callable[[], ServerState | None] = lambda: None
+        #: For the thread to do to the store.
+        self._changes: SimpleQueue[Callable[[RecordStore], None]] = SimpleQueue()
         self._overflowed = 0
         self._observer_failed = False
         self._thread = threading.Thread(target=self._run, name="record-sink", daemon=True)
@@ -76,6 +78,10 @@ class RecordSink:
     def watch_state(self, state: Callable[[], ServerState | None]) -> None:
         """Ask `state` once a second, on the thread, for what the live page shows of the server."""
         self._state = state
+
+    def change(self, how: Callable[[RecordStore], None]) -> None:
+        """Call `how` on the thread within a few seconds; it may not raise."""
+        self._changes.put(how)
 
     def put(self, record: RequestRecord) -> None:
         """Accept a record; never blocks and never raises. Thread-safe."""
@@ -126,7 +132,9 @@ class RecordSink:
         return closed
 
     def _store_lost(self) -> None:
-        """Store and commit what is left, and the state."""
+        """Store and commit what is left, and the state; change the store where it was asked."""
+        for _ in range(self._changes.qsize()):
+            self._changes.get()(self._store)
         now_s = self._now_s()
         for record in self._lost():
             self._store.count(record, now_s)

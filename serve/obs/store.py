@@ -34,6 +34,7 @@ _INSERT_REQUEST = _insert("request", ("run_id", *field_names(RequestRecord)))
 _INSERT_RUN = _insert("server", field_names(ServerRun))
 
 _TELL_LOST = "UPDATE server SET rows_lost = ? WHERE run_id = ?"
+_TELL_TARGET = "UPDATE server SET qos_factor = ? WHERE run_id = ?"
 
 
 class RecordStore:
@@ -137,6 +138,18 @@ class RecordStore:
         if self._failing and written:
             self._failing = False
             _log.warning("%s: written again; %d rows were lost so far", self.path, self.dropped)
+
+    def keep(self, retention: Retention) -> None:
+        """Keep rows by other bounds from the next ``trim`` on."""
+        self._trimmer.retention = retention
+
+    def tell_target(self, qos_factor: float) -> None:
+        """Have this run's row say another `qos_factor`. Never raises."""
+        try:
+            self._db.execute(_TELL_TARGET, (qos_factor, self._run_id))
+            self._db.commit()
+        except sqlite3.Error as error:
+            self._lose(0, error)
 
     def trim(self, now_unix_ns: int) -> None:
         """Delete a piece of what is not kept any longer. Never raises.

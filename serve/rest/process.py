@@ -77,7 +77,8 @@ class GatewayProcess:
         self._http_backend = http_backend
         self._max_message_bytes = max_message_bytes
         self._receive_timeout_s = receive_timeout_s
-        self._stop_s = stop_s
+        #: Time to deliver answers when it stops.
+        self.stop_s = stop_s
         self._access = access or AccessSettings()
         self._certificates = certificates
         self._inside = inside
@@ -120,9 +121,9 @@ class GatewayProcess:
                 with suppress(OSError):
                     self._lifeline.send(DRAIN)
         if self._thread.is_alive():
-            self._thread.join(self._stop_s)
+            self._thread.join(self.stop_s)
             if self._thread.is_alive():
-                _log.warning("HTTP answers were not read within %g s; cut off", self._stop_s)
+                _log.warning("HTTP answers were not read within %g s; cut off", self.stop_s)
                 self._kill()
                 self._thread.join(_END_S)
         self._listener.close()

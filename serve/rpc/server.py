@@ -227,6 +227,10 @@ class GrpcServer:
             raise
         return self._port
 
+    def accept(self, max_queue: int) -> None:
+        """Have threads for another `max_queue` from now on."""
+        self._pools.accept(max_queue)
+
     @contextmanager
     def own_requests(self) -> Iterator[Send]:
         """Yield a function that sends the server's own requests through its port.

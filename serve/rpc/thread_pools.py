@@ -43,8 +43,7 @@ class ThreadPools:
     """The thread pools of a server that accepts `max_queue` requests at once."""
 
     def __init__(self, max_queue: int) -> None:
-        # A tenant below its share may enter a full queue, so up to twice as many may wait.
-        most = 2 * max_queue + _SPARE_THREADS
+        most = _most_calls(max_queue)
         #: Limit of concurrent calls on one connection: enough to fill the queue and be refused.
         self.calls_of_a_connection = most
         self.ordinary = Workers(most, "rpc", most_waiting=most)
@@ -57,6 +56,12 @@ class ThreadPools:
         #: For the requests of streams; the windows of the streams bound this pool's backlog.
         self.streamed = Workers(most, "rpc-stream")
 
+    def accept(self, max_queue: int) -> None:
+        """Have threads for another `max_queue`; that of a connection's calls stays."""
+        most = _most_calls(max_queue)
+        self.ordinary.allow(most, most)
+        self.streamed.allow(most, None)
+
     def by_path(self) -> dict[str, Workers]:
         """Return the pool of each method that does not use the ordinary one."""
         return {
@@ -64,3 +69,9 @@ class ThreadPools:
             **dict.fromkeys(_ADMIN, self.admin),
             **dict.fromkeys(_OPEN, self.open),
         }
+
+
+def _most_calls(max_queue: int) -> int:
+    """Return how many calls may wait at once."""
+    # A tenant below its share may enter a full queue, so up to twice as many may wait.
+    return 2 * max_queue + _SPARE_THREADS

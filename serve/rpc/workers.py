@@ -53,6 +53,11 @@ class Workers:
         #: True while threads cannot be started, which is logged once.
         self._short = False
 
+    def allow(self, most: int, most_waiting: int | None) -> None:
+        """Set the limits anew; threads beyond them end when they are idle for long."""
+        with self._lock:
+            self._most, self._most_waiting = most, most_waiting
+
     def start_kept(self) -> None:
         """Start the kept threads now, so that they exist when the system can start no more."""
         while self._threads < self._kept:
@@ -70,7 +75,7 @@ class Workers:
                 return False
             inbox = self._idle.pop() if self._idle else None
             if inbox is None:
-                if self._threads >= self._most and len(self._waiting) == self._most_waiting:
+                if self._threads >= self._most and self._backlog_full:
                     return False
                 self._waiting.append(work)
                 if self._threads >= self._most:
@@ -85,6 +90,10 @@ class Workers:
             return self._do_without(work, error)
         self._short = False
         return True
+
+    @property
+    def _backlog_full(self) -> bool:
+        return self._most_waiting is not None and len(self._waiting) >= self._most_waiting
 
     def shutdown(self) -> None:
         """End idle threads now and all others after their work; waits for none."""

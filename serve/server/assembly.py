@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from serve.config import Config
+from serve.core.events import LimitsChanged
 from serve.ipc.shared_pool import SharedPool
 from serve.models.cache import CalibrationCache
 from serve.models.repository import trust_domains
@@ -59,6 +60,14 @@ class EngineParts:
     driver: Driver
     intake: Intake
     shadows: Shadows
+
+    def take(self, config: Config) -> None:
+        """Take the new values of a configuration that differs in reloadable keys only."""
+        server, scheduling = config.server, config.scheduling
+        self.catalogue.qos_factor = scheduling.qos_factor
+        self.infos.forget()
+        limits = LimitsChanged(server.max_queue, scheduling.shed_late, server.max_run_ns)
+        self.driver.handle(limits)
 
 
 def assemble(

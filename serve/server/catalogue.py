@@ -67,7 +67,8 @@ class ModelCatalogue:
     def __init__(self, root: Path, qos_factor: float) -> None:
         """`root` is the model repository, `qos_factor` that of models which set none."""
         self.root = root
-        self._qos_factor = qos_factor
+        #: QoS target ÷ solo time of models which set none.
+        self.qos_factor = qos_factor
         self._entries: dict[tuple[str, int], ModelEntry] = {}
         #: Newest version that loads, by name.
         self._default: dict[str, ModelEntry] = {}
@@ -166,7 +167,7 @@ class ModelCatalogue:
 
     def factor_of(self, entry: ModelEntry) -> float:
         """Return the model's QoS target ÷ its solo time."""
-        return entry.spec.qos_factor or self._qos_factor
+        return entry.spec.qos_factor or self.qos_factor
 
     def state(self, name: str) -> tuple[State, str]:
         """Return state and reason of a model's versions that are not served."""

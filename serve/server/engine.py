@@ -209,6 +209,11 @@ class Engine:
         """Replace weights and limits of tenants."""
         self.driver.handle(TenantsChanged(rules))
 
+    def take(self, config: Config) -> None:
+        """Take the new values of a configuration that differs in reloadable keys only."""
+        self._config = config
+        self._parts.take(config)
+
     # --- api.Inference --------------------------------------------------------------------
 
     @property
@@ -300,8 +305,7 @@ class Engine:
         node_type: str | None = None,
     ) -> ModelEstimate:
         """See ``api.Inference``."""
-        find = self._parts.estimates.of_sample
-        return find(name, version, graph, num_ids, fanouts, node_type)
+        return self._parts.estimates.of_sample(name, version, graph, num_ids, fanouts, node_type)
 
     def graphs(self, name: str = "") -> tuple[GraphInfo, ...]:
         """See ``api.Inference``."""
@@ -327,15 +331,9 @@ class Engine:
         """Return the state now, for metrics; the report's lost rows are the caller's."""
         parts = self._parts
         return take_snapshot(
-            parts.driver,
-            parts.pool,
-            parts.catalogue,
-            parts.versions,
-            parts.shadows,
-            parts.graphs,
-            parts.lock,
-            rows_dropped,
-        )
+            parts.driver, parts.pool, parts.catalogue, parts.versions, parts.shadows, parts.graphs,
+            parts.lock, rows_dropped,
+        )  # fmt: skip
 
     def _idle_s(self) -> float:
         """Return for how long there has been no request, in seconds; 0 while there is one."""

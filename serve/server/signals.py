@@ -47,7 +47,8 @@ class StopSignals:
             reload: Called at SIGHUP, unless the process has a terminal, which has closed then.
         """
         self._on_stop = on_stop
-        self._limit_s = limit_s
+        #: See above; may change until the stop.
+        self.limit_s = limit_s
         self._unfinished = unfinished
         self._before_exit = before_exit
         self._reload = reload
@@ -89,11 +90,11 @@ class StopSignals:
                 _warn(lambda: f"{signal.Signals(number).name} is ignored")
                 continue
             if number == HANGUP and not self._on_terminal:
-                _warn(lambda: "SIGHUP: reading tokens and certificates again")
+                _warn(lambda: "SIGHUP: reading configuration, tokens and certificates again")
                 self._try(self._reload)
                 continue
             if self._end_ns is None:
-                self._end_ns = now_ns() + int(self._limit_s * 1e9)
+                self._end_ns = now_ns() + int(self.limit_s * 1e9)
             if number in (*DRAINING, HANGUP):
                 self._stop_by(signal.Signals(number))
         self._end_by_force()
@@ -121,7 +122,7 @@ class StopSignals:
             _warn(lambda: trace)
 
     def _end_by_force(self) -> None:
-        limit = f"not stopped within {self._limit_s:g} s, ending by force"
+        limit = f"not stopped within {self.limit_s:g} s, ending by force"
         try:
             _warn(lambda: f"{limit}; {self._unfinished()}")
         finally:

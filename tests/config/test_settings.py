@@ -139,7 +139,8 @@ def test_the_commands_tell_and_use_settings(path):
     shown = run("config", "show", "--json", GNNSERVE__DEVICE__LANES="2")
     rows = {row["key"]: row for row in json.loads(shown.stdout)}
     assert rows["device.lanes"] == {
-        "key": "device.lanes", "value": 2, "source": "GNNSERVE__DEVICE__LANES"
+        "key": "device.lanes", "value": 2, "source": "GNNSERVE__DEVICE__LANES",
+        "reloadable": False,
     }  # fmt: skip
     assert rows["server.max_queue"]["source"] == "file"
     assert "--set" in run("config", "show", "--set", "server.host=::1").stdout

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from serve.core.disciplines import DISCIPLINES
 from serve.core.events import (
     DrainStarted,
+    LimitsChanged,
     PrepareFailed,
     SlowdownChanged,
     TaskCancelled,
@@ -304,6 +305,14 @@ class History(RuleBasedStateMachine):
                 )
             )
         )
+
+    @rule(
+        max_queue=st.sampled_from([1, 3, 512]),
+        shed_late=st.booleans(),
+        run_limit_ns=st.sampled_from([None, 5 * MS, 10**12]),
+    )
+    def limits_changed(self, max_queue, shed_late, run_limit_ns):
+        self.world.tell(LimitsChanged(max_queue, shed_late, run_limit_ns))
 
     @rule(model=st.sampled_from(["gcn:1", "gat:1"]))
     def model_unloaded(self, model):

@@ -3,7 +3,7 @@
 import pytest
 
 from serve.core.commands import KillLane, LookAtLane, PrepareTask
-from serve.core.events import LaneSeen, TaskFailed
+from serve.core.events import LaneSeen, LimitsChanged, TaskFailed
 from serve.core.types import FailReason, LaneId, LaneLook, LaneState, Nanos, TaskId
 from tests.builders import MS, US, params, task, unions_saving
 from tests.core.world import World, ready
@@ -138,6 +138,19 @@ def test_one_that_takes_longer_than_it_may_is_stopped_and_not_run_again(look, li
     assert outcome.reason is FailReason.TIME_LIMIT
     assert f"a run of it may take {limit_s} s" in outcome.message
     assert world.launches[0] == 1
+
+
+def test_a_run_is_held_to_a_limit_that_is_lowered_meanwhile():
+    world = Watched(run_limit_ns=Nanos(600 * SECOND))
+    world.start(run_ns=MS)
+    world.look[L0] = computing
+    world.advance(20 * SECOND)
+    assert not world.stopping
+    world.tell(LimitsChanged(max_queue=8, shed_late=False, run_limit_ns=Nanos(30 * SECOND)))
+    world.advance(5 * SECOND)
+    assert not world.stopping
+    world.advance(80 * SECOND)
+    assert world.stopping == {0}
 
 
 def test_the_limit_follows_the_estimate_where_none_is_set():

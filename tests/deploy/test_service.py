@@ -63,6 +63,21 @@ def test_a_manager_hears_the_steps_the_readiness_and_the_stop(manager, tmp_path)
     assert len(told) == 3
 
 
+def test_a_manager_hears_that_the_configuration_is_read_again(manager, tmp_path):
+    mine = ServiceManager({"NOTIFY_SOCKET": str(tmp_path / "notify")})
+    with mine.reloading():
+        pass  # not before it serves
+    mine.ready("serves")
+    with mine.reloading():
+        pass
+    mine.stopping("stops")
+    with mine.reloading():
+        pass  # nor once it stops
+    heard = manager.hear("STOPPING=1")
+    assert re.fullmatch(r"RELOADING=1\nMONOTONIC_USEC=\d+", heard[1])
+    assert heard[2:] == ["READY=1", "STOPPING=1\nSTATUS=stops"]
+
+
 def test_an_abstract_socket_is_reached():
     listener = Manager("\0gnnserve-test-notify")
     ServiceManager({"NOTIFY_SOCKET": "@gnnserve-test-notify"}).ready("")

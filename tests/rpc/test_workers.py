@@ -50,6 +50,33 @@ def test_idle_threads_end_but_those_that_are_kept(name):
     assert not workers.give(begun.release)
 
 
+def test_limits_that_are_raised_and_lowered_count_at_once(name):
+    workers = Workers(1, name, most_waiting=1, idle_s=0.05)
+    go, begun = threading.Event(), threading.Semaphore(0)
+
+    def work():
+        begun.release()
+        go.wait(LONG_S)
+
+    def begins():
+        return workers.give(work) and begun.acquire(timeout=LONG_S)
+
+    assert begins()
+    assert workers.give(work)
+    assert not workers.give(work)
+    workers.allow(3, 2)
+    assert begins()
+    assert begins()
+    assert workers.give(work)
+    assert not workers.give(work)
+    workers.allow(1, 0)
+    assert not workers.give(work)
+    go.set()
+    eventually(lambda: count(name) == 0)
+    assert begins()
+    workers.shutdown()
+
+
 def test_work_is_given_to_threads_that_end_without_being_lost(name):
     workers = Workers(4, name, idle_s=0.0005)
     done = threading.Semaphore(0)

@@ -132,7 +132,7 @@ def test_without_a_terminal_a_hangup_reads_files_again(child):
     found = child(600, "never", "a bug")
     for _ in range(2):  # a bug in it changes nothing
         found.send(signal.SIGHUP)
-        found.hears("SIGHUP: reading tokens and certificates again")
+        found.hears("SIGHUP: reading configuration, tokens and certificates again")
         found.hears("reload")
         found.hears("Traceback (most recent call last):")
         while found.process.stdout.readline() != "ValueError: a bug\n":

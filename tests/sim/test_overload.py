@@ -2,6 +2,7 @@
 
 import pytest
 
+from serve.core.events import LimitsChanged
 from serve.core.invariants import check_invariants
 from serve.core.scheduler import Scheduler
 from serve.core.types import Completed, Rejected, RejectReason
@@ -13,12 +14,15 @@ from tests.sim.test_engine import mixed, offered
 COUNT = 2500
 
 
-def answers(requests, shed_late):
+def answers(requests, shed_late, changes=()):
+    """Answer the requests; the scheduler hears of `changes` first."""
     chosen = params(
         policy="slack", discipline="preemptive", lanes=8, parallelism=2, can_suspend=True,
         shed_late=shed_late,
     )  # fmt: skip
     simulation = Simulation(Scheduler(chosen), DeviceModel())
+    for change in changes:
+        simulation.scheduler.handle(change, 0)
     simulation.run(requests)
     check_invariants(simulation.scheduler)
     return sorted(simulation.answered, key=lambda row: row.task.task_id)
@@ -47,6 +51,13 @@ def test_shed_requests_hear_why_and_when_to_come_back():
     assert {outcome.reason for outcome in refused} == {RejectReason.QUEUE_FULL}
     assert all(outcome.retry_after_ns >= MS for outcome in refused)
     assert any("as urgent" in outcome.message for outcome in refused)
+
+
+def test_limits_that_change_count_as_those_from_the_start():
+    requests = mixed(3.0, COUNT, 2, seed=1)
+    change = LimitsChanged(max_queue=512, shed_late=True, run_limit_ns=None)
+    rows = [answers(requests, True), answers(requests, False, [change])]
+    assert [row.outcome for row in rows[0]] == [row.outcome for row in rows[1]]
 
 
 def test_nothing_is_shed_below_full_load():

@@ -27,6 +27,7 @@ from serve.core.events import (
     LaneLost,
     LaneMeasured,
     LaneReady,
+    LimitsChanged,
     ModelUnloaded,
     SlowdownChanged,
     TaskArrived,
@@ -171,7 +172,7 @@ class Fleet:
                 return [holder]
             case ModelUnloaded() | TenantsChanged():
                 return self._views[:1]  # quarantine and tenants are those of all devices
-            case SlowdownChanged() | DrainStarted() | Tick():
+            case SlowdownChanged() | LimitsChanged() | DrainStarted() | Tick():
                 return self._views
             case TaskPrepared(task_id, found) if found is not None:
                 holder = self._holder(task_id)

@@ -40,6 +40,10 @@ class Watch:
         #: Nothing is due before.
         self.next_ns = NEVER_NS
 
+    def set_limit(self, limit_ns: Nanos | None) -> None:
+        """Let runs take this from now on, those that execute from their next look on."""
+        self._limit_ns = limit_ns
+
     def limit_ns(self, run: Run) -> Nanos:
         """Return the most that the run may take: what any may, or its model."""
         most_ns, own_ns = self._limit_ns, run.members[0].task.limits.run_ns

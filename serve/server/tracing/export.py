@@ -34,7 +34,6 @@ class Exporter:
 
     def __init__(self, settings: ExportSettings, records: socket.socket) -> None:
         """Connect to nobody yet."""
-        self._share = settings.share
         self._socket = records
         self._waiting: queue.SimpleQueue[RequestRecord | None] = queue.SimpleQueue()
         self._counts = ExportCounts()
@@ -73,7 +72,8 @@ class Exporter:
 
     def _export(self, records: list[RequestRecord]) -> None:
         if records:
-            spans = [s for record in records for s in spans_of(record, self._share, self._resource)]
+            # All that come are traced.
+            spans = [s for record in records for s in spans_of(record, 1.0, self._resource)]
             good = self._exporter.export(spans) is SpanExportResult.SUCCESS
             if good:
                 self._counts.exported += len(records)

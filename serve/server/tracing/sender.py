@@ -38,7 +38,6 @@ class ExportSettings(msgspec.Struct, frozen=True, kw_only=True):
     #: Socket with a record in each packet.
     records_fd: int
     endpoint: str
-    share: float
     version: str
     log_level: str
     log_to_pipe: bool
@@ -81,7 +80,9 @@ class TraceSender:
             printed: Reads what the process prints; None: it prints where this one does.
         """
         require_packages()
-        self._endpoint, self._share, self._version = endpoint, share, version
+        self._endpoint, self._version = endpoint, version
+        #: Share of the requests without a client's span that is traced; may change.
+        self.share = share
         self._printed = printed
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(ExportCounts)
@@ -106,7 +107,7 @@ class TraceSender:
 
     def observe(self, record: RequestRecord) -> None:
         """Pass on a finished request, if it is traced. Never blocks and never raises."""
-        if trace_of(record, self._share) is None:
+        if trace_of(record, self.share) is None:
             return
         if self._socket is None and not self._start():
             self._lost += 1
@@ -148,7 +149,6 @@ class TraceSender:
             settings = ExportSettings(
                 records_fd=theirs.fileno(),
                 endpoint=self._endpoint,
-                share=self._share,
                 version=self._version,
                 log_level=logging.getLevelName(logging.getLogger().getEffectiveLevel()),
                 log_to_pipe=bool(outputs),
