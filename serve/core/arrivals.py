@@ -16,7 +16,7 @@ from serve.core.launcher import Launcher
 from serve.core.parts import SchedulerParts
 from serve.core.rules.admission import admit
 from serve.core.rules.demand import target_class
-from serve.core.rules.packing import behind_others, less_urgent
+from serve.core.rules.packing import behind_others, beyond_limits, less_urgent
 from serve.core.state.record import Record
 from serve.core.types import ZERO_NS, Nanos, Rejected, RejectReason, Task, Withdrawn
 
@@ -130,16 +130,18 @@ class Arrivals:
         rejected = self._quarantine.rejects(task.model, now_ns) if self._quarantine.models else None
         if rejected is not None:
             return rejected
-        estimate = task.estimate
-        overloaded = totals.demand.asked(estimate.solo_ns, now_ns, totals.slots)
-        shares = totals.shares
+        estimate, shares = task.estimate, totals.shares
         if (tenant := shares.place(task.tenant)) != task.tenant:
             task = replace(task, tenant=tenant)
-        shares.asks(tenant)
+        is_beyond = False
+        # What a tenant's own limits refuse was never for the lanes: it is no load, and no share.
         if totals.rates.any and not self.draining:
             own = shares.count(tenant) + beside
             if (limited := totals.rates.refusal(tenant, own, now_ns)) is not None:
                 return limited
+            is_beyond = totals.rates.is_beyond(tenant, now_ns) and shares.has_others(tenant)
+        overloaded = totals.demand.asked(estimate.solo_ns, now_ns, totals.slots)
+        shares.asks(tenant)
         budget_bytes = self._board.ledger.budget_bytes
         unanswered = totals.unanswered + beside
         # Most requests enter: whether one may is asked only where something is short.
@@ -163,8 +165,10 @@ class Arrivals:
             )
             if refusal is not None:
                 return refusal
-            if overloaded and shares.is_over(tenant) and not shares.is_ahead(tenant):
+            if overloaded and shares.is_over(tenant) and not (is_beyond or shares.is_ahead(tenant)):
                 return less_urgent(task)
+        if is_beyond:
+            return beyond_limits(task)
         return behind_others(task) if shares.is_ahead(tenant) else task
 
     def _enter(self, task: Task, started_ns: Nanos | None) -> None:

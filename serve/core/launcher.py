@@ -5,6 +5,7 @@ See ``disciplines`` for the decisions and ``rules.merging`` for which tasks shar
 
 from serve.core.commands import LaunchTask, ResumeTask, SuspendTask
 from serve.core.disciplines.base import LaunchMove, SuspendMove, WaitMove
+from serve.core.disciplines.order import leaves_last_lane
 from serve.core.parts import SchedulerParts
 from serve.core.rules.merging import gather
 from serve.core.rules.patience import Patience
@@ -28,6 +29,7 @@ class Launcher:
         "_planner",
         "_recycling",
         "_replans",
+        "_suspends",
         "_tasks",
         "_totals",
         "_watch",
@@ -43,6 +45,8 @@ class Launcher:
         self._window, self._watched = parts.window, parts.params.watched
         #: A group may start whatever else runs, and everything is planned anew each time.
         self._replans = parts.window.replans and not parts.discipline.holds_groups
+        #: A run may be suspended for another, so lanes count, not slots.
+        self._suspends = parts.discipline.suspends and parts.board.can_suspend
         self._patience = Patience(parts.params.patience)
         #: Until when an idle lane is held for a task that is being prepared.
         self.held_until_ns: Nanos | None = None
@@ -64,6 +68,9 @@ class Launcher:
             or self._planner.stale
             or not board.idle_for(task)
             or executing >= board.max_slots
+            or leaves_last_lane(
+                record, board, len(board.idle) if self._suspends else board.free_slots
+            )
             or executing != len(board.busy)
             or board.ledger.need_bytes(task) > board.ledger.available_bytes
             or (executing and board.weighs_slowdown and board.slowdown[-1] != 1.0)

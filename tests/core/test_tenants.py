@@ -13,6 +13,7 @@ from serve.core.types import Completed, Rejected, RejectReason, TenantRules
 from serve.sim.device import DeviceModel
 from serve.sim.engine import Simulation
 from tests.builders import MS, params
+from tests.core.test_shares import traffic
 from tests.sim.test_engine import offered
 
 SECOND_NS = 1_000_000_000
@@ -161,3 +162,61 @@ def test_the_scheduler_refuses_beyond_the_limits():
         if isinstance(row.outcome, Rejected)
     )
     check_invariants(simulation.scheduler)
+
+
+def served(requests, rule, **choices):
+    """Return what became of the requests, with limits for the tenant `flood`."""
+    simulation = Simulation(Scheduler(params(**choices)), DeviceModel())
+    simulation.scheduler.handle(TenantsChanged((rule,)), 0)
+    simulation.run(requests)
+    check_invariants(simulation.scheduler)
+    return simulation.answered
+
+
+def test_a_tenant_is_beyond_its_limits_for_a_second():
+    rates = TenantRates()
+    rules = (TenantRules("a", requests_per_s=1.0), TenantRules("b", max_in_queue=1))
+    rates.set_rules(rules)
+    assert rates.refusal("a", 0, 0) is None
+    assert not rates.is_beyond("a", 0)
+    assert rates.refusal("a", 0, 0) is not None
+    assert rates.refusal("b", 1, MS) is not None
+    rates.set_rules(rules)
+    assert rates.is_beyond("a", SECOND_NS - 1)
+    assert not rates.is_beyond("a", SECOND_NS)
+    assert rates.is_beyond("b", SECOND_NS)
+    rates.set_rules(rules[:1])
+    assert not rates.is_beyond("b", SECOND_NS)
+
+
+def test_what_limits_refuse_is_no_load_for_the_others():
+    flood = [offered(i, 50, i, tenant="flood") for i in range(300)]
+    calm = [offered(300 + i, 10, 300, tenant="calm", target_ns=24 * MS) for i in range(4)]
+    rule = TenantRules("flood", requests_per_s=1.0)
+    choices = {"policy": "sqtf", "discipline": "rolling", "lanes": 2, "shed_late": True}
+    rows = served([*flood, *calm], rule, **choices)
+    ends = [row.outcome for row in rows if row.task.tenant == "calm"]
+    assert [type(end) for end in ends] == [Completed] * 4
+
+
+@pytest.mark.parametrize(
+    ("lanes", "discipline", "most"), [(8, "preemptive", 0.02), (2, "rolling", 0.2)]
+)
+def test_a_flood_beyond_its_limits_leaves_the_others_their_targets(lanes, discipline, most):
+    requests = traffic([("flood", 7.0), ("calm", 0.2)])
+    rule = TenantRules("flood", requests_per_s=200.0, max_in_queue=16)
+    rows = served(
+        requests, rule, policy="slack", discipline=discipline, lanes=lanes, parallelism=2,
+        can_suspend=True,
+    )  # fmt: skip
+    calm = [row for row in rows if row.task.tenant == "calm"]
+    kept = sum(isinstance(row.outcome, Completed) and row.cause is None for row in calm)
+    assert 1 - kept / len(calm) < most
+
+
+@pytest.mark.parametrize("discipline", ["preemptive", "rolling"])
+def test_alone_a_tenant_beyond_its_limits_has_all_lanes(discipline):
+    requests = [offered(i, 10, i, tenant="flood") for i in range(200)]
+    rule = TenantRules("flood", max_in_queue=4)
+    rows = served(requests, rule, discipline=discipline, lanes=2)
+    assert 38 <= sum(isinstance(row.outcome, Completed) for row in rows) <= 46

@@ -3,6 +3,7 @@
 from serve.core.disciplines.base import WAIT, LaunchMove, WaitMove
 from serve.core.lifecycle import State
 from serve.core.rules.co_running import co_runners_on
+from serve.core.rules.packing import BEYOND_LIMITS, urgency
 from serve.core.state.device_state import Board
 from serve.core.state.record import Record
 from serve.core.types import Nanos
@@ -31,7 +32,7 @@ def next_launch(
     if lanes <= 0 or not board.plan.count:
         return WAIT
     ledger, available_bytes = board.ledger, board.available_bytes
-    co_runners, apart = co_runners_on(board, now_ns), 0
+    co_runners, apart, free = co_runners_on(board, now_ns), 0, lanes
     until_ns: Nanos | None = None
     bypassed: list[Record] = []
     for group in board.plan.groups:
@@ -40,6 +41,8 @@ def next_launch(
             if record.state is _READY:
                 if not board.idle_for(record.task):
                     continue  # it waits for a lane of its domain, which followers cannot take
+                if leaves_last_lane(record, board, free):
+                    continue
                 if need_bytes <= available_bytes:
                     if co_runners is None or co_runners.admits(record):
                         return LaunchMove(record, tuple(bypassed))
@@ -62,6 +65,20 @@ def next_launch(
                     if lanes == 0:
                         return WaitMove(until_ns) if _has_ready(board) else WAIT
     return WaitMove(until_ns) if bypassed else WAIT
+
+
+def leaves_last_lane(record: Record, board: Board, lanes: int) -> bool:
+    """Return True when the record is beyond its tenant's limits, and one lane is left beside runs.
+
+    `lanes` counts those that could be taken. The next request of another tenant finds one then,
+    also where no run can be suspended for it.
+    """
+    return (
+        lanes == 1
+        and urgency(record.task) >= BEYOND_LIMITS
+        and bool(board.busy)
+        and not record.promoted
+    )
 
 
 def _has_ready(board: Board) -> bool:

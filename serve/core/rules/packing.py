@@ -12,6 +12,8 @@ from serve.core.types import Bytes, Capacity, Group, Task
 DEFAULT_PRIORITY = 2
 #: Priorities from here on are of tasks that yield to all others, late ones too; see ``shares``.
 YIELDING = 1 << 32
+#: And from here on of tenants that ask for more than their limits allow; see ``tenants``.
+BEYOND_LIMITS = 1 << 33
 
 
 def urgency(task: Task) -> int:
@@ -27,6 +29,11 @@ def less_urgent(task: Task) -> Task:
 def behind_others(task: Task) -> Task:
     """The task in a class that runs after all that clients can ask for."""
     return replace(task, qos=replace(task.qos, priority=YIELDING + urgency(task)))
+
+
+def beyond_limits(task: Task) -> Task:
+    """The task in a class after those behind all others, which leaves them the last idle lane."""
+    return replace(task, qos=replace(task.qos, priority=BEYOND_LIMITS + urgency(task)))
 
 
 def in_turn(tasks: Iterable[Task], key: Callable[[Task], Any]) -> list[Task]:

@@ -72,6 +72,10 @@ class Shares:
             if not lately[gone]:
                 del lately[gone]
 
+    def has_others(self, tenant: str) -> bool:
+        """Return True when another tenant is among those that asked lately."""
+        return len(self._lately) > (tenant in self._lately)
+
     def is_over(self, tenant: str) -> bool:
         """Return True when the tenant has more unfinished work than its share."""
         weight, weights = self._weight_among(tenant)

@@ -1,6 +1,8 @@
 """Limits of tenants: how many of their requests may be unanswered, and how many may come a second.
 
-Rates are token buckets: a tenant may send the requests of one second at once, and at least one.
+Rates are token buckets: a tenant may send the requests of one second at once, and at least one. A
+tenant is beyond its limits for a second after they refused one of its requests. What it sends
+meanwhile runs after all that other tenants send, and leaves them the last idle lane.
 """
 
 from collections.abc import Iterable
@@ -14,12 +16,14 @@ _SECOND_NS = 1_000_000_000
 class TenantRates:
     """Tokens of the tenants that have rules; every step is O(1)."""
 
-    __slots__ = ("_rules", "_tokens")
+    __slots__ = ("_refused_ns", "_rules", "_tokens")
 
     def __init__(self) -> None:
         self._rules: dict[str, TenantRules] = {}
         #: Tokens left, and when that was counted.
         self._tokens: dict[str, tuple[float, int]] = {}
+        #: When a request was refused last.
+        self._refused_ns: dict[str, Nanos] = {}
 
     @property
     def any(self) -> bool:
@@ -31,6 +35,14 @@ class TenantRates:
         self._rules = {one.name: one for one in rules}
         kept = self._rules.keys() & self._tokens.keys()
         self._tokens = {name: self._tokens[name] for name in kept}
+        self._refused_ns = {
+            name: at for name, at in self._refused_ns.items() if name in self._rules
+        }
+
+    def is_beyond(self, tenant: str, now_ns: Nanos) -> bool:
+        """Return True within a second after the tenant's limits refused one of its requests."""
+        refused_ns = self._refused_ns.get(tenant)
+        return refused_ns is not None and now_ns - refused_ns < _SECOND_NS
 
     def refusal(self, tenant: str, unanswered: int, now_ns: Nanos) -> Rejected | None:
         """Count a request of the tenant; return why it may not enter, or None.
@@ -41,6 +53,7 @@ class TenantRates:
         if rules is None:
             return None
         if rules.max_in_queue is not None and unanswered >= rules.max_in_queue:
+            self._refused_ns[tenant] = now_ns
             return Rejected(
                 RejectReason.TENANT_LIMIT,
                 f"tenant '{tenant}': {unanswered} of its requests are waiting or running, at most "
@@ -57,6 +70,7 @@ class TenantRates:
             self._tokens[tenant] = left - 1.0, now_ns
             return None
         self._tokens[tenant] = left, now_ns
+        self._refused_ns[tenant] = now_ns
         return Rejected(
             RejectReason.TENANT_LIMIT,
             f"tenant '{tenant}': more than {rate:g} requests a second",
