@@ -272,6 +272,7 @@ def calm(lives: Lives) -> dict[str, Any]:
 
 def run(folder: Path, options: argparse.Namespace, seed: int) -> int:
     """Run, and have it checked; returns the checker's exit code."""
+    folder = folder.resolve()  # a server takes the paths in its configuration from that file's
     folder.mkdir(parents=True, exist_ok=True)
     world = make_world(folder)
     world.scratch.mkdir()
@@ -315,7 +316,7 @@ def run(folder: Path, options: argparse.Namespace, seed: int) -> int:
     end["seed"] = seed
     end |= envelope()
     (folder / "end.json").write_bytes(msgspec.json.encode(end))
-    checker = [sys.executable, "-m", "bench.chaos.checker", str(folder.resolve())]
+    checker = [sys.executable, "-m", "bench.chaos.checker", str(folder)]
     return subprocess.run(checker, cwd=ROOT).returncode
 
 

@@ -1,11 +1,14 @@
 """What a chaos run measures and disturbs with: what processes hold, clocks, sums of parts."""
 
+import argparse
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from bench.chaos import __main__ as chaos
 from bench.chaos import checker, total
 from bench.chaos.outside import held_by
 from bench.chaos.record import Record
@@ -121,3 +124,17 @@ def test_parts_of_several_days_are_added_up_each_once(tmp_path):
         {"name": "requests", "wanted": "0", "found": "15", "failed": 0, "judged": 2},
         {"name": "wait", "wanted": "0", "found": "7", "failed": 1, "judged": 2},
     ]
+
+
+def test_the_folder_of_a_run_may_be_relative(tmp_path, monkeypatch):
+    made = []
+
+    def no_world(folder):
+        made.append(folder)
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(chaos, "make_world", no_world)
+    with pytest.raises(KeyboardInterrupt):
+        chaos.run(Path("part"), argparse.Namespace(), 0)
+    assert made == [tmp_path / "part"]
