@@ -55,6 +55,8 @@ SECTIONS: dict[str, tuple[Entry, ...]] = {
               "papers.turbomgnn", "papers.md"),
         Entry("How exact is the traced memory of a training step, beside CoGNN's closed form?",
               "papers.training_pmc", "papers.md"),
+        Entry("What do the DGTP paper's placement and sharing of the network save?",
+              "papers.dgtp", "papers.md"),
     ),
     "Cluster: many machines": (
         Entry("How many requests meet their target by each way to spread them over machines?",

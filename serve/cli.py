@@ -16,7 +16,7 @@ import typer
 from rich.text import Text
 
 import serve
-from serve.commands import calibrate_cli, database_cli, graph_cli, model_cli, token_cli
+from serve.commands import calibrate_cli, cluster_cli, database_cli, graph_cli, model_cli, token_cli
 from serve.commands.options import CONFIG_PATH, ConfigOption, SetOption
 from serve.commands.steps import Steps
 from serve.config import Config, effective_values, load_config
@@ -42,6 +42,7 @@ config_app = typer.Typer(help="Show the configuration, or the schema of its file
 app.add_typer(config_app, name="config", no_args_is_help=True)
 model_cli.add_to(app)
 app.add_typer(calibrate_cli.app, name="calibrate", no_args_is_help=True)
+app.add_typer(cluster_cli.app, name="cluster", no_args_is_help=True)
 app.add_typer(database_cli.app, name="db", no_args_is_help=True)
 app.add_typer(graph_cli.app, name="graph", no_args_is_help=True)
 app.add_typer(token_cli.app, name="token", no_args_is_help=True)

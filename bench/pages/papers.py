@@ -141,6 +141,24 @@ def published() -> str:
     })  # fmt: skip
 
 
+def testbeds() -> str:
+    """Return what DGTP saves beside DistDGL, the paper's first."""
+    return flat(read_result("dgtp")["testbeds"], {
+        "workers come together by": "{testbed}", "data": "{data}", "paper": "{paper:.1%}",
+        "here, mean": "{mean:.1%}", "least to most": "{least:.1%} to {most:.1%}",
+        "by placement alone": "{by_placement:.1%}", "run ÷ bound from below": "{of_least:.2f}",
+    })  # fmt: skip
+
+
+def clusters() -> str:
+    """Return what DGTP saves on simulated clusters."""
+    return flat(read_result("dgtp")["clusters"], {
+        "data": "{data}", "case": "{case} {value:g}",
+        "than DistDGL's placement": "{colocated:.1%}", "than OMCoflow": "{coflow:.1%}",
+        "than MRTF": "{least_left:.1%}",
+    })  # fmt: skip
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "gnnsched worst": worst,
     "gnnsched headlines": headlines,
@@ -150,4 +168,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "turbomgnn matching": matching,
     "training memory": training,
     "training memory published": published,
+    "dgtp testbeds": testbeds,
+    "dgtp clusters": clusters,
 }

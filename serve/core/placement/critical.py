@@ -38,20 +38,39 @@ def critical_path_s(
 
 
 def settled_path_s(
-    job: DistributedJob, assignment: Assignment, volumes: Volumes, iterations: int
+    job: DistributedJob,
+    assignment: Assignment,
+    volumes: Volumes,
+    iterations: int,
+    *,
+    shared: bool = True,
 ) -> float:
     """Return about how long the critical path of `iterations` is, from the first ones in `volumes`.
 
     After some iterations each adds the same.
     """
-    ends = _iteration_ends_s(job, assignment, volumes, shared=True)
+    ends = _iteration_ends_s(job, assignment, volumes, shared=shared)
     if len(ends) < 2:
         return iterations * (ends[-1] if ends else 0.0)
     return ends[-1] + (iterations - len(ends)) * (ends[-1] - ends[-2])
 
 
+def settled_bound_s(
+    job: DistributedJob, assignment: Assignment, volumes: Volumes, iterations: int
+) -> float:
+    """Return about ``lower_bound_s`` of `iterations`, from the first ones in `volumes`."""
+    path_s = settled_path_s(job, assignment, volumes, iterations, shared=False)
+    return max(path_s, _network_s(job, assignment, volumes) * iterations / len(volumes[0]))
+
+
 def lower_bound_s(job: DistributedJob, assignment: Assignment, volumes: Volumes) -> float:
     """Return a time that no schedule of this placement is below."""
+    path_s = critical_path_s(job, assignment, volumes, shared=False)
+    return max(path_s, _network_s(job, assignment, volumes))
+
+
+def _network_s(job: DistributedJob, assignment: Assignment, volumes: Volumes) -> float:
+    """Return how long the busiest interface is busy."""
     coming, going = [0.0] * len(job.machines), [0.0] * len(job.machines)
     for link, sent in zip(job.links, volumes, strict=True):
         if job.crosses(link, assignment):
@@ -59,7 +78,6 @@ def lower_bound_s(job: DistributedJob, assignment: Assignment, volumes: Volumes)
             going[assignment[link.source]] += used
             coming[assignment[link.target]] += used
     return max(
-        critical_path_s(job, assignment, volumes, shared=False),
         *(sent / one.in_bytes_s for sent, one in zip(coming, job.machines, strict=True)),
         *(sent / one.out_bytes_s for sent, one in zip(going, job.machines, strict=True)),
     )

@@ -122,7 +122,6 @@ class _Player:
         for task in range(len(self._job.tasks)):
             if not self._held[task][0]:
                 self._begin(task, 0, 0.0)
-        now_s = 0.0
         while self._due:
             now_s = self._due[0][0]
             while self._due and self._due[0][0] <= now_s:
@@ -133,8 +132,9 @@ class _Player:
                     self._flow_ended(what, now_s)
             if self._changed:
                 self._share(now_s)
+        makespan_s = max((run.ended_s for run in self._runs), default=0.0)
         return PlayedJob(
-            now_s, tuple(self._runs), tuple(self._flows),
+            makespan_s, tuple(self._runs), tuple(self._flows),
             tuple(self._most_in), tuple(self._most_out),
         )  # fmt: skip
 

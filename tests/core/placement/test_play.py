@@ -121,6 +121,7 @@ def test_every_way_of_sharing_keeps_the_rules(name):
                     carried[where[link.target], "in"] += volumes[number][n]
                 assert target.began_s >= arrived_s
         assert not flows
+        assert found.makespan_s == max(run.ended_s for run in found.runs)
         for (task, n), run in runs.items():
             assert run.ended_s - run.began_s == pytest.approx(job.tasks[task].run_s[where[task]])
             assert not n or run.began_s >= runs[task, n - 1].ended_s

@@ -79,7 +79,7 @@ def visits(job, params):
 @pytest.mark.slow
 def test_it_visits_each_placement_as_often_as_its_cost_says():
     job = with_room(random_job(Random("law"), machines=3, tasks=5), 4.0)
-    params = SearchParams(steps=100_000, iterations=4, beta=3.0, margin=0.0)
+    params = SearchParams(steps=100_000, iterations=4, beta=3.0, margin=0.0, cost="path")
     first = search(job, SearchParams(steps=0, iterations=4)).first
     volumes = mean_volumes(job, 4)
     unit_s = settled_path_s(job, first, volumes, 4)

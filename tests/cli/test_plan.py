@@ -1,0 +1,115 @@
+"""`gnnserve cluster plan`: what a file describes is placed, drawn and, when wrong, named."""
+
+import json
+import sys
+from xml.etree import ElementTree
+
+import pytest
+
+from serve import cli
+from serve.commands.plan import plan
+from serve.commands.plan_picture import plan_picture
+from serve.errors import ConfigError
+
+DESCRIBED = """
+iterations = 6
+[[machines]]
+name = "fast<&>"
+count = 2
+gbit_s = 50
+speed = 2
+has = { memory = 48, gpus = 2 }
+[[machines]]
+name = "slow"
+gbit_s = 10
+has = { memory = 48, cores = 4, gpus = 2 }
+[store]
+needs = { memory = 16 }
+run_ms = 5
+[sampler]
+count = 2
+needs = { memory = 7 }
+run_ms = 10
+[worker]
+count = 3
+needs = { memory = 3, gpus = 1 }
+run_ms = 20
+[volumes]
+features_mb = 60
+locality = 0.5
+batch_mb = 65
+model_mb = 0.8
+factors = [0.9, 1.1]
+"""
+SERVER = "[server]\nneeds = { memory = 5 }\nrun_ms = 1\n"
+
+
+def quiet(what, share):
+    """Tell nobody how far it is."""
+
+
+def described(tmp_path, text=DESCRIBED):
+    path = tmp_path / "job.toml"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("more", ["", SERVER])
+def test_all_tasks_are_placed_within_what_machines_have(tmp_path, more):
+    path = described(tmp_path, DESCRIBED + more)
+    found = plan(path, steps=100, seed=3, progress=quiet)
+    assert found.job.excess(found.assignment) == 0
+    assert found.gain is None or found.gain >= 0
+    assert len(found.run.runs) == 6 * len(found.job.tasks)
+    again = plan(path, steps=100, seed=3, progress=quiet)
+    assert again.assignment == found.assignment
+    # A fast machine runs a worker in half of the time.
+    worker = next(task for task in found.job.tasks if task.name == "worker 0")
+    assert worker.run_s == (0.01, 0.01, 0.02)
+
+
+def test_the_picture_shows_every_task_and_machine(tmp_path):
+    found = plan(described(tmp_path), steps=20, seed=0, progress=quiet)
+    root = ElementTree.fromstring(plan_picture(found))
+    texts = [each.text for each in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"fast<&>-0", "fast<&>-1", "slow"} <= set(texts)
+    titles = {each.text for each in root.iter("{http://www.w3.org/2000/svg}title")}
+    assert {"worker 2", "sampler 2.1", "store slow"} <= titles
+
+
+def run(*arguments, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["gnnserve", "cluster", "plan", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return ended.value.code
+
+
+def test_the_command_prints_and_draws(tmp_path, monkeypatch, capsys):
+    path, svg = described(tmp_path), tmp_path / "out.svg"
+    assert run(path, "--svg", svg, "--steps", 5, monkeypatch=monkeypatch) == 0
+    assert "6 iterations take" in capsys.readouterr().out
+    assert svg.stat().st_size > 1000
+    assert run(path, "--json", "--steps", 5, monkeypatch=monkeypatch) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["at_least_s"] <= told["makespan_s"] <= told["at_most_s"]
+    assert sum(map(len, told["machines"].values())) == 9
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "error"),
+    [
+        ("memory = 16", "memry = 16", "store.needs.memry: no machine has it; known: memory"),
+        ("count = 3", "count = 7", "3 machines cannot hold"),
+        ("count = 3", "count = 100", "tasks, at most 2000"),
+        ("memory = 16", "memory = 160", "cannot hold what is fixed on it"),
+        ("locality = 0.5", "locality = 2", "volumes.locality"),
+        ('name = "slow"', 'name = "fast<&>-0"', "two have one name"),
+        ("count = 2\ngbit", "count = 500\ngbit", "1 to 256 machines"),
+        ("gbit_s = 10", "gbit = 10", "machines"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path, old, new, error):
+    text = DESCRIBED.replace(old, new, 1)
+    assert text != DESCRIBED
+    with pytest.raises(ConfigError, match=error):
+        plan(described(tmp_path, text), steps=1, seed=0, progress=quiet)
