@@ -33,7 +33,7 @@ def render_html(summary: Summary, runs: Sequence[ServerRun], report: Report) -> 
             f'<div class="grid">{"".join(_figures(summary, runs, report))}</div>',
             f"<footer>Made on {_day(now)} at {now:%H:%M:%S}. "
             "Latency is the time from arrival until the answer was handed to the transport. "
-            "All times are UTC.</footer>",
+            'All times are UTC<span id="zone"></span>.</footer>',
         ]
     )
     return (
@@ -41,7 +41,7 @@ def render_html(summary: Summary, runs: Sequence[ServerRun], report: Report) -> 
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{report.attainment:.2%} in time · gnnserve QoS report</title>\n"
         f"<style>\n{style}</style>\n<main>\n{body}\n</main>\n"
-        f'<div id="tip" hidden></div>\n<script>\n{script}</script>\n</html>\n'
+        f'<div id="tip" role="status" hidden></div>\n<script>\n{script}</script>\n</html>\n'
     )
 
 
@@ -171,7 +171,12 @@ def _figure(
 ) -> str:
     keys = "".join(f'<li class="key {cls}">{escape(name)}</li>' for name, cls in legend)
     shown = f'<ul class="legend">{keys}</ul>' if keys and picture else ""
-    inside = f'<div class="scroll">{picture}</div>' if picture else f'<p class="empty">{empty}</p>'
+    hint = '<p class="hint">Scroll sideways to see all of it.</p>'
+    numbers = "<details><summary>In numbers</summary><div></div></details>"
+    inside = f'<p class="empty">{empty}</p>'
+    if picture:
+        drawn = numbers if picture.startswith("<svg") else ""
+        inside = f'<div class="scroll" data-name="{title}">{picture}</div>{hint}{drawn}'
     return (
         f'<figure class="card{" wide" if wide else ""}"><figcaption><h2>{title}</h2>'
         f"<p>{caption}</p></figcaption>{shown}{inside}</figure>\n"
@@ -245,9 +250,13 @@ def _table(
     top = "".join(
         f"<th{cls}>{name}</th>" for name, cls in zip(head.split("/"), classes, strict=True)
     )
+    names = [name.replace("<br>", ", ") for name in head.split("/")]
     lines = "".join(
         "<tr>"
-        + "".join(f"<td{c}>{cell}</td>" for cell, c in zip(row, classes, strict=True))
+        + "".join(
+            f'<td{c} data-h="{name}"><div>{cell}</div></td>'
+            for cell, c, name in zip(row, classes, names, strict=True)
+        )
         + "</tr>"
         for row in rows
     )
