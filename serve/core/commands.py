@@ -95,6 +95,19 @@ class RecycleLane(msgspec.Struct, frozen=True):
     lane_id: LaneId
 
 
+class AddLane(msgspec.Struct, frozen=True):
+    """Make a lane for the models of the trust domain alone; `LaneReady` follows when it is up."""
+
+    lane_id: LaneId
+    domain: str
+
+
+class RemoveLane(msgspec.Struct, frozen=True):
+    """End the lane, up or not, which runs nothing; `LaneRemoved` and no other event follows."""
+
+    lane_id: LaneId
+
+
 class QuarantineModel(msgspec.Struct, frozen=True):
     """Tell operators that the model is not run for a while, as its runs keep ending their lanes.
 
@@ -117,4 +130,4 @@ TaskCommand = (
     | AnswerTask
     | ReleaseTask
 )
-Command = TaskCommand | RecycleLane | QuarantineModel
+Command = TaskCommand | RecycleLane | AddLane | RemoveLane | QuarantineModel

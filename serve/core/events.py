@@ -165,6 +165,27 @@ class ModelUnloaded(msgspec.Struct, frozen=True):
     model: str
 
 
+class DomainOpened(msgspec.Struct, frozen=True):
+    """A model of the trust domain is to be loaded: it needs lanes of its own, on a single device.
+
+    Does nothing for a domain that has them.
+    """
+
+    domain: str
+
+
+class DomainClosed(msgspec.Struct, frozen=True):
+    """No model of the trust domain is served any more, and none of its tasks waits."""
+
+    domain: str
+
+
+class LaneRemoved(msgspec.Struct, frozen=True):
+    """Nothing is left of a lane that was to be removed: its id may be that of another one."""
+
+    lane_id: LaneId
+
+
 class DrainStarted(msgspec.Struct, frozen=True):
     """Accept nothing new; finish everything accepted."""
 
@@ -191,6 +212,9 @@ Event = (
     | TenantsChanged
     | LimitsChanged
     | ModelUnloaded
+    | DomainOpened
+    | DomainClosed
+    | LaneRemoved
     | DrainStarted
     | Tick
 )

@@ -17,11 +17,14 @@ from serve.core.commands import (
 from serve.core.ending import completed, give_up
 from serve.core.events import (
     BudgetChanged,
+    DomainClosed,
+    DomainOpened,
     DrainStarted,
     Event,
     LaneLost,
     LaneMeasured,
     LaneReady,
+    LaneRemoved,
     LaneSeen,
     LimitsChanged,
     ModelUnloaded,
@@ -58,7 +61,7 @@ class EventHandlers:
     __slots__ = (
         "_arrivals",
         "_board",
-        "_lane_ids",
+        "_own_lanes",
         "_parts",
         "_planner",
         "_quarantine",
@@ -72,7 +75,7 @@ class EventHandlers:
         self._parts, self._totals = parts, parts.totals
         self._board, self._tasks, self._planner = parts.board, parts.tasks, parts.planner
         self._recycling, self._quarantine = parts.recycling, parts.totals.quarantine
-        self._lane_ids = frozenset(parts.params.device.lane_ids)
+        self._own_lanes = parts.own_lanes
         self._arrivals = arrivals = Arrivals(parts, launcher)
         self.by_event: dict[type[Event], Callable[[Any], None]] = {
             TaskArrived: arrivals.one,
@@ -92,6 +95,9 @@ class EventHandlers:
             TenantsChanged: self._on_tenants_changed,
             LimitsChanged: self._on_limits_changed,
             ModelUnloaded: self._on_model_unloaded,
+            DomainOpened: self._on_domain_opened,
+            DomainClosed: self._on_domain_closed,
+            LaneRemoved: self._on_lane_removed,
             DrainStarted: self._on_drain_started,
             Tick: self._on_tick,
         }
@@ -198,7 +204,7 @@ class EventHandlers:
 
     def _on_lane_ready(self, event: LaneReady) -> None:
         lane_id = event.lane_id
-        self._require_lane(lane_id)
+        self._own_lanes.require(lane_id)
         if lane_id in self._board.idle or lane_id in self._board.busy:
             raise InvariantViolation(f"lane {lane_id} is ready and was up already")
         self._board.lane_up(lane_id)
@@ -207,7 +213,7 @@ class EventHandlers:
 
     def _on_lane_lost(self, event: LaneLost) -> None:
         for lane_id in (event.lane_id, *event.others):
-            self._require_lane(lane_id)
+            self._own_lanes.require(lane_id)
             self._recycling.restarted(lane_id)
             run = self._board.busy.get(lane_id)
             if run is not None:
@@ -244,7 +250,7 @@ class EventHandlers:
             self._planner.fail_outgrown([record])
 
     def _on_lane_measured(self, event: LaneMeasured) -> None:
-        self._require_lane(event.lane_id)
+        self._own_lanes.require(event.lane_id)
         self._recycling.measured(event.lane_id, event.held_bytes)
 
     def _on_lane_seen(self, event: LaneSeen) -> None:
@@ -290,15 +296,22 @@ class EventHandlers:
     def _on_model_unloaded(self, event: ModelUnloaded) -> None:
         self._quarantine.forget(event.model)
 
+    def _on_domain_opened(self, event: DomainOpened) -> None:
+        self._tasks.out += self._own_lanes.open(event.domain)
+
+    def _on_domain_closed(self, event: DomainClosed) -> None:
+        """The scheduler takes the lanes away that run nothing, now and later."""
+        for record in self._tasks.records.values():
+            if record.state.pending and record.task.domain == event.domain:
+                raise InvariantViolation(f"{event.domain} is closed; a task of it waits")
+        self._own_lanes.close(event.domain)
+
+    def _on_lane_removed(self, event: LaneRemoved) -> None:
+        self._own_lanes.removed(event.lane_id)
+
     def _on_drain_started(self, event: DrainStarted) -> None:
         self._arrivals.drain()
 
     def _on_tick(self, event: Tick) -> None:
         """Planning and expiry follow every event; here, what the discipline waited for."""
         self._tasks.moved = True
-
-    # Shared by several events.
-
-    def _require_lane(self, lane_id: LaneId) -> None:
-        if lane_id not in self._lane_ids:
-            raise InvariantViolation(f"lane {lane_id} is not one of {sorted(self._lane_ids)}")

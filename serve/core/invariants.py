@@ -42,11 +42,13 @@ def _memory(scheduler: Scheduler) -> None:
 def _lanes(scheduler: Scheduler) -> None:
     board = scheduler.parts.board
     _require(not (board.idle & board.busy.keys()), "a lane is idle or busy")
-    _require(
-        board.idle | board.busy.keys() <= set(scheduler.params.device.lane_ids),
-        "only known lanes are up",
-    )
-    own = {lane: name for name, lanes in scheduler.params.device.own_lanes for lane in lanes}
+    own, shared = board.domain_of, set(scheduler.params.device.lane_ids)
+    _require(not (own.keys() & shared), "a lane of a domain is no shared one")
+    _require(board.idle | board.busy.keys() <= shared | own.keys(), "only known lanes are up")
+    idle = {name: {i for i in board.idle if own.get(i, "") == name} for name in ("", *own.values())}
+    _require(board.idle_by_domain() == idle, "idle lanes by domain")
+    leaving = scheduler.parts.own_lanes.leaving
+    _require(leaving <= own.keys() & board.busy.keys(), "a lane leaves when it runs nothing")
     _require(
         all(
             record.task.domain == own.get(lane_id, "")

@@ -104,7 +104,7 @@ class Launcher:
         moved = False
         parts = self._parts
         board, tasks, now_ns = parts.board, parts.tasks, parts.tasks.now_ns
-        moves_left = _MOVES_PER_LANE * len(parts.params.device.lane_ids)
+        moves_left = _MOVES_PER_LANE * (len(parts.params.device.lane_ids) + len(board.domain_of))
         while moves_left:
             if board.plan.count == 0 and board.executing_count == len(board.busy):
                 self.held_until_ns = None

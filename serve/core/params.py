@@ -20,7 +20,8 @@ class DeviceFacts:
 
     #: Memory for tasks, weights already subtracted; may change by ``BudgetChanged``.
     budget_bytes: Bytes
-    #: Every lane there will ever be; each starts as not up, until its ``LaneReady``.
+    #: Its lanes, apart from those of trust domains, which come and go (``own_lanes``). Each starts
+    #: as not up, until its ``LaneReady``.
     lane_ids: tuple[LaneId, ...]
     #: Tasks that may execute at once (cores); None: one per lane.
     parallelism: int | None = None
@@ -31,9 +32,6 @@ class DeviceFacts:
     #: How much longer a run takes beside 0, 1, 2, … others that execute; the last counts for more.
     #: May change by ``SlowdownChanged``. (1.0,): none disturbs another.
     slowdown: tuple[float, ...] = NO_SLOWDOWN
-    #: Of `lane_ids`, those that run only the tasks of one trust domain each, see ``Task.domain``.
-    #: All others run only tasks without a domain.
-    own_lanes: tuple[tuple[str, tuple[LaneId, ...]], ...] = ()
     #: What a lane may hold between runs beyond what it needs to serve; None: anything.
     lane_limit_bytes: Bytes | None = None
 
@@ -43,18 +41,13 @@ class DeviceFacts:
             raise ValueError(f"budget {self.budget_bytes} bytes must be at least 0")
         if not self.lane_ids or len(set(self.lane_ids)) != len(self.lane_ids):
             raise ValueError(f"at least one lane and no id twice, got {self.lane_ids}")
-        own = [lane_id for _, lanes in self.own_lanes for lane_id in lanes]
-        if len(set(own)) != len(own) or not set(own) < set(self.lane_ids):
-            raise ValueError(f"own lanes are some of the lanes, each of one domain, got {own}")
-        if len(dict(self.own_lanes)) != len(self.own_lanes) or "" in dict(self.own_lanes):
-            raise ValueError(f"domains have names, no two the same, got {self.own_lanes}")
         if self.parallelism is not None and self.parallelism < 1:
             raise ValueError(f"parallelism {self.parallelism} must be at least 1")
 
     @property
     def slots(self) -> int:
         """Tasks that may execute at once when every lane is up."""
-        lanes = len(self.lane_ids) - sum(len(own) for _, own in self.own_lanes)
+        lanes = len(self.lane_ids)
         return lanes if self.parallelism is None else min(lanes, self.parallelism)
 
 
@@ -98,8 +91,6 @@ class SchedulerParams:
         lane_ids = [lane_id for device in self.devices for lane_id in device.lane_ids]
         if len(set(lane_ids)) != len(lane_ids):
             raise ValueError(f"no lane is of two devices, got {lane_ids}")
-        if self.more_devices and any(device.own_lanes for device in self.devices):
-            raise ValueError("domains have lanes of their own on a single device only")
         for name in (
             "window_ns",
             "max_queue",

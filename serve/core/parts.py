@@ -7,6 +7,7 @@ from serve.core.lifecycle import Cause
 from serve.core.params import SchedulerParams
 from serve.core.planner import Planner
 from serve.core.policies import Policy, get_policy
+from serve.core.rules.own_lanes import OwnLanes
 from serve.core.rules.recycling import Recycling
 from serve.core.rules.watch import Watch
 from serve.core.rules.window import Window, make_window
@@ -35,6 +36,7 @@ class SchedulerParts:
     planner: Planner
     recycling: Recycling
     watch: Watch
+    own_lanes: OwnLanes
 
     def run_of(self, task_id: TaskId, lane_id: LaneId, cause: Cause) -> Run:
         """Return the run that the task names; raise InvariantViolation if it is not on the lane."""
@@ -62,7 +64,8 @@ def make_parts(params: SchedulerParams, totals: Totals) -> SchedulerParts:
     planner = Planner(params, policy, discipline, window, backlog, board, tasks, totals.quarantine)
     recycling = Recycling(params.device.lane_limit_bytes)
     watch = Watch(board, params.run_limit_ns)
+    own_lanes = OwnLanes(board, params.device.lane_ids, recycling)
     return SchedulerParts(
         params, totals, policy, discipline, window, plan, board, backlog, tasks, planner,
-        recycling, watch,
+        recycling, watch, own_lanes,
     )  # fmt: skip

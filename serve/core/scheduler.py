@@ -31,6 +31,7 @@ class Scheduler:
         self.parts = parts = make_parts(params, totals or Totals())
         self._tasks, self._board, self._planner = parts.tasks, parts.board, parts.planner
         self._recycling, self._watch, self._window = parts.recycling, parts.watch, parts.window
+        self._own_lanes = parts.own_lanes
         self._launcher = Launcher(parts)
         self._handlers = EventHandlers(parts, self._launcher)
         self._on = self._handlers.by_event
@@ -49,6 +50,9 @@ class Scheduler:
         self._on[type(event)](event)
         if self._recycling.over:
             self._handlers.recycle_idle_lanes()
+        if self._own_lanes.leaving:
+            out += self._own_lanes.remove_idle()
+            self._planner.stale = True
         while (
             tasks.expires_ns is not None
             and tasks.expires_ns <= tasks.now_ns

@@ -21,7 +21,7 @@ TENSOR_ALIGNMENT_BYTES = 64
 PREFAULT_BYTES = 32 << 20
 #: Behind the pool lie two words for each lane: the task to stop, see ``stop_word``, and the task
 #: that runs, which tells a lane idle between runs from a run that is stuck.
-_WORDS_BYTES = 1 << 16
+_WORDS_BYTES = 1 << 18
 LANE_WORDS_BYTES = 16
 RUNS_WORD_BYTES = 8
 
@@ -71,11 +71,15 @@ class SharedPool:
         """Free a block."""
         self.blocks.free(block.offset_bytes)
 
+    @property
+    def most_words(self) -> int:
+        """Number of pairs of words."""
+        return _WORDS_BYTES // LANE_WORDS_BYTES
+
     def words_offset_bytes(self, number: int) -> int:
         """Return the offset of a lane's words in the file; raises ValueError for too many lanes."""
-        most = _WORDS_BYTES // LANE_WORDS_BYTES
-        if not 0 <= number < most:
-            raise ValueError(f"lane {number}: the pool has words for {most} lanes")
+        if not 0 <= number < self.most_words:
+            raise ValueError(f"words {number}: the pool has {self.most_words}")
         return self.capacity_bytes + LANE_WORDS_BYTES * number
 
     def write_stop(self, number: int, task_id: int) -> None:

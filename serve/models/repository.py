@@ -168,19 +168,6 @@ def version_order(version: str) -> tuple[int, str]:
     return len(version), version
 
 
-def trust_domains(root: Path) -> tuple[str, ...]:
-    """Return the trust domains of the models under `root`, sorted, without that of `shared` ones.
-
-    Returns none when `root` is not a folder.
-    """
-    try:
-        found = scan(root)
-    except ConfigError:
-        return ()
-    domains = {one.domain for one in found if isinstance(one, ModelSpec)}
-    return tuple(sorted(domains - {""}))
-
-
 def folders_of_others(root: Path, domain: str) -> tuple[Path, ...]:
     """Return the folders of models under `root` that are in other trust domains, sorted.
 

@@ -8,7 +8,6 @@ from serve.config import Config
 from serve.core.events import LimitsChanged
 from serve.ipc.shared_pool import SharedPool
 from serve.models.cache import CalibrationCache
-from serve.models.repository import trust_domains
 from serve.obs.journal import JournalWriter
 from serve.obs.record import RequestRecord
 from serve.server.budget import TaskBudget
@@ -79,16 +78,8 @@ def assemble(
 ) -> EngineParts:
     """Make all parts; nothing is started. `sink` gets the records of answered requests."""
     lock = threading.Lock()
-    own_cores = {}
-    if not device.places:
-        repository = config.path(config.models.repository)
-        # As many as execute at once: more would be suspended alone.
-        each = device.lane_cores[: device.parallelism]
-        own_cores = dict.fromkeys(trust_domains(repository), each)
-    lanes = len(device.lane_cores) * device.count
-    lanes += sum(map(len, own_cores.values()))
     most_bytes = max(2 * config.server.max_message_bytes, 64 << 20)
-    shared = SharedPool(_STAGED_PER_LANE * lanes * most_bytes)
+    shared = SharedPool(_STAGED_PER_LANE * len(device.lane_cores) * device.count * most_bytes)
     pool = LanePool(
         device.lane_cores,
         shared,
@@ -96,7 +87,6 @@ def assemble(
         places=device.places,
         niceness=config.device.lane_niceness,
         confinement=Confining(config, device.budget_bytes + device.keep_bytes + _UNPLANNED_BYTES),
-        own_cores=own_cores,
     )
     # Declared here for the callbacks of parts that are made before these.
     rollout: ModelRollout
@@ -140,6 +130,7 @@ def assemble(
         ),
         budget_changed=budget.weights_changed,
         read_rules=versions.read,
+        tell=lambda event: driver.handle(event),
         lock=lock,
     )
     estimates = Estimates(
@@ -148,9 +139,7 @@ def assemble(
         lock,
         lambda: [one.budget_bytes for one in driver.scheduler.devices],
     )
-    params = scheduler_params(
-        config, device, pool.lane_ids_by_device, estimates.union, pool.own_lanes
-    )
+    params = scheduler_params(config, device, pool.lane_ids_by_device, estimates.union)
     per_device = len(params.device.lane_ids)
     scheduling = Scheduling(params.policy, params.discipline, device.names, per_device)
     records = RecordKeeper(scheduling, sink, versions.ended)

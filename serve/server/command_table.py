@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from serve.core.commands import (
+    AddLane,
     AnswerTask,
     Command,
     KillLane,
@@ -13,6 +14,7 @@ from serve.core.commands import (
     QuarantineModel,
     RecycleLane,
     ReleaseTask,
+    RemoveLane,
     ResumeTask,
     StopTask,
     SuspendTask,
@@ -42,6 +44,8 @@ class CommandTable:
             KillLane: self._kill,
             AnswerTask: self._answer,
             ReleaseTask: self._release,
+            AddLane: lambda command: pool.add_lane(command.lane_id, command.domain),
+            RemoveLane: lambda command: lanes.remove(command.lane_id),
             RecycleLane: lambda command: lanes.recycle(command.lane_id),
             QuarantineModel: lambda command: lanes.quarantined(command.model, command.reason),
         }

@@ -11,6 +11,7 @@ from serve.core.events import (
     LaneLost,
     LaneMeasured,
     LaneReady,
+    LaneRemoved,
     TaskFailed,
     TaskFinished,
     TaskOverran,
@@ -30,7 +31,7 @@ from serve.ipc.messages import (
 from serve.server.catalogue import ModelCatalogue
 from serve.server.lane_run import LaneRun
 from serve.server.lanes.lane_models import LaneModels
-from serve.server.lanes.listener import LaneDown, LaneUp, SuccessorReady
+from serve.server.lanes.listener import LaneDown, LaneGone, LaneUp, SuccessorReady
 from serve.server.lanes.pool import LanePool
 from serve.server.ticket import RequestTicket
 
@@ -101,6 +102,15 @@ class LaneMonitor:
         self._last_model[lane_id] = run.entry.spec.key
         self._pool.launch(lane_id, run.message(reserve_bytes))
 
+    def remove(self, lane_id: LaneId) -> None:
+        """End a lane that runs nothing for good. Under the lock."""
+        self._ready.discard(lane_id)
+        self._replaceable.discard(lane_id)
+        self._last_model.pop(lane_id, None)
+        self._held_bytes.pop(lane_id, None)
+        self._pool.remove_lane(lane_id)
+        self._models.lane_lost(lane_id)
+
     def recycle(self, lane_id: LaneId) -> None:
         """Restart an idle lane that holds too much memory. Under the lock."""
         self.recycled += 1
@@ -118,6 +128,8 @@ class LaneMonitor:
 
     def hear(self, lane_id: LaneId, message: object, carry_out: CarryOut) -> None:
         """Handle a message of a lane. For the driver's thread, without the lock."""
+        if self._pool.domain_of(lane_id) is None and not isinstance(message, LaneGone):
+            return  # it is being removed, and was not as it said so
         match message:
             case TaskDone() | TaskError():
                 with self._lock:
@@ -155,6 +167,9 @@ class LaneMonitor:
                 self._callbacks.lane_up(lane_id)
             case LaneDown(lane_ids=lane_ids):
                 self._lost(lane_ids, carry_out)
+            case LaneGone():
+                with self._lock:
+                    carry_out(LaneRemoved(lane_id))
 
     def _ended(self, lane_id: LaneId, end: TaskDone | TaskError) -> Event | None:
         """Return how a run ended; None for a lane that reports what cannot be, which is killed."""

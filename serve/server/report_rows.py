@@ -26,6 +26,10 @@ class Scheduling:
     devices: tuple[str, ...]
     lanes_per_device: int
 
+    def device_of(self, lane_id: int) -> str:
+        """Return the device that the lane is on; lanes of trust domains are on the only one."""
+        return self.devices[min(lane_id // self.lanes_per_device, len(self.devices) - 1)]
+
 
 class RecordKeeper:
     """Makes the records of answered requests and passes on those of clients."""
@@ -136,7 +140,7 @@ def _run_record(
         policy=scheduling.policy,
         discipline=scheduling.discipline,
         executor=entry.executor,
-        device=scheduling.devices[where.lane_id // scheduling.lanes_per_device],
+        device=scheduling.device_of(where.lane_id),
         lane=where.lane_id,
         attempt=where.attempt,
         group_id=where.group_id,

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from serve.core.events import Event
 from serve.core.types import Bytes
 from serve.errors import ConfigError, NotReady, RequestCancelled, ServeError, UnknownName
 from serve.estimate.calibration import Calibration
@@ -23,6 +24,7 @@ from serve.models.repository import BrokenModel, ModelSpec, content_hash, scan_m
 from serve.progress import Progress
 from serve.server.calibrations import Calibrations, RolloutSettings
 from serve.server.catalogue import ModelCatalogue, ModelEntry
+from serve.server.lane_domains import LaneDomains
 from serve.server.lanes.lane_models import LaneModels
 from serve.server.lanes.pool import LanePool
 from serve.server.load_turns import LoadCancellation, LoadTurns
@@ -44,11 +46,14 @@ class ModelRollout:
         *,
         budget_changed: Callable[[Bytes], None],
         read_rules: Callable[[str], None] = lambda name: None,
+        tell: Callable[[Event], None],
         lock: threading.Lock,
     ) -> None:
         """`budget_changed` is told `weights_bytes` whenever it changes.
 
         `read_rules` reads again which versions of a model answer what; it is called at each load.
+
+        `tell` gives the scheduler an event.
 
         `lock` is the driver's, which guards the mutable parts of an entry.
         """
@@ -64,6 +69,7 @@ class ModelRollout:
         self._room = threading.Lock()
         self._coming_bytes: dict[str, int] = {}
         self.lane_models = LaneModels(pool, settings.start_timeout_s)
+        self._domains = LaneDomains(pool, self.lane_models, tell)
         self.calibrations = Calibrations(cache, pool, settings, self._turns, lock)
 
     @property
@@ -170,7 +176,7 @@ class ModelRollout:
         old = self._catalogue.version(spec.name, spec.version)
         if old is not None and old.digest == content_hash(spec):
             return
-        self._require_lanes(spec)
+        self._domains.require(spec)
         self._take_room(spec)
         try:
             copied = self.lane_models.copy_files(spec)
@@ -179,7 +185,14 @@ class ModelRollout:
                 rough, signature, calibration = self.calibrations.get(
                     copied, digest, progress, cancellation
                 )
-                entry = self._load_on_lanes(copied, digest, signature, calibration, cancellation)
+                self._domains.enter(spec, cancellation)
+                try:
+                    entry = self._load_on_lanes(
+                        copied, digest, signature, calibration, cancellation
+                    )
+                except BaseException:
+                    self._domains.leave(spec)
+                    raise
                 entry.is_rough = rough
             except BaseException:
                 self.lane_models.close_files_of(copied)
@@ -192,14 +205,6 @@ class ModelRollout:
         _log.info("model %s: serving version %d", spec.name, spec.version)
         if warning := calibration.warning:
             _log.warning("model %s: %s", spec.key, warning)
-
-    def _require_lanes(self, spec: ModelSpec) -> None:
-        """Raise NotReady unless there are lanes of the model's trust domain."""
-        if spec.domain not in self._pool.domains.values():
-            raise NotReady(
-                f"model {spec.key}: isolation = '{spec.isolation}': there are no lanes for it; a"
-                " server makes them when it starts, on processors only"
-            )
 
     def _take_room(self, spec: ModelSpec) -> None:
         """Reserve the memory of the version's weights; raises NotReady when it is not there."""
@@ -264,6 +269,7 @@ class ModelRollout:
             _log.warning("model %s: still has requests; its memory is kept", entry.key)
             return
         self._forget(entry.key)
+        self._domains.leave(entry.spec)
 
     def _forget(self, key: str) -> None:
         self._catalogue.forget(key)

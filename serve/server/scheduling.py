@@ -14,12 +14,8 @@ def scheduler_params(
     device: Device,
     lane_ids_by_device: Sequence[tuple[LaneId, ...]],
     union: UnionEstimate,
-    own_lanes: tuple[tuple[str, tuple[LaneId, ...]], ...] = (),
 ) -> SchedulerParams:
-    """Return the parameters; `union` estimates merged runs, where the configuration merges.
-
-    `own_lanes` are those lanes of the first device that have a trust domain.
-    """
+    """Return the parameters; `union` estimates merged runs, where the configuration merges."""
     chosen = config.scheduling
     limit_bytes = None if device.lane_limit_bytes is None else Bytes(device.lane_limit_bytes)
     first, *more = (
@@ -30,7 +26,6 @@ def scheduler_params(
             can_suspend=device.can_suspend,
             launch_ns=LAUNCH_NS,
             lane_limit_bytes=limit_bytes,
-            own_lanes=own_lanes,
         )
         for lane_ids in lane_ids_by_device
     )

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
+import msgspec
+
 from serve.core.events import (
     BudgetChanged,
     Event,
@@ -138,10 +140,11 @@ def _ran(journal: Journal) -> Iterator[_Seen]:
     }
 
     def advance(now_ns: int) -> None:
-        beside = Counter(device_of.get(one.lane_id) for one in executing.values())
+        # A lane of a trust domain is one of the only device.
+        beside = Counter(device_of.get(one.lane_id, 0) for one in executing.values())
         for one in executing.values():
             assert one.since_ns is not None
-            one.beside_ns[beside[device_of.get(one.lane_id)] - 1] += now_ns - one.since_ns
+            one.beside_ns[beside[device_of.get(one.lane_id, 0)] - 1] += now_ns - one.since_ns
             one.since_ns = now_ns
 
     for row in journal.rows:
@@ -221,11 +224,11 @@ def _slowdown(ran: Sequence[_Seen]) -> tuple[float, ...]:
 
 
 def _offered(seen: _Seen, slowdown: Sequence[float]) -> Offered:
-    """Return the request with its run time as if nothing had run beside it."""
+    """Return the request with its run time as if nothing had run beside it, for any lane."""
     weight = sum(ns / slowdown[others] for others, ns in seen.beside_ns.items())
     alone_ns = seen.run_ns * weight / seen.executed_ns
     return Offered(
-        seen.task,
+        msgspec.structs.replace(seen.task, domain=""),
         run_ns=Nanos(max(1, round(alone_ns))),
         prepare_ns=Nanos(seen.prepare_ns),
         answer_ns=Nanos(max(0, seen.left_ns - seen.finished_ns)),

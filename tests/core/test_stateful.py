@@ -3,7 +3,6 @@
 On one device and on several; each of those with one or all of its lanes in a process.
 """
 
-import dataclasses
 from itertools import cycle
 
 from hypothesis import settings
@@ -27,7 +26,6 @@ from serve.core.types import (
     Failed,
     FailReason,
     InputBlock,
-    LaneId,
     Rejected,
     RejectReason,
     TaskId,
@@ -94,17 +92,15 @@ class History(RuleBasedStateMachine):
             unions=None if saved_ns is None else unions_saving(saved_ns),
             most_merged=3,
         )
-        #: Models with a lane of their own.
+        #: Models with lanes of their own, and whether these are gone.
+        self.closed = False
         self.domains = {}
         if own and devices == 1:
             self.domains = {"gat:1": "own"}
-            lanes = (("own", (LaneId(LANES - 1),)),)
-            found = dataclasses.replace(
-                found, device=dataclasses.replace(found.device, own_lanes=lanes)
-            )
         self.world = World(found)
-        self.lanes = set(self.world.device_of)
-        for lane in sorted(self.lanes):
+        for domain in self.domains.values():
+            self.world.open(domain)
+        for lane in sorted(self.world.device_of):
             self.world.lane_ready(lane)
         self.draining = False
         #: Limits on their unanswered requests, by tenant.
@@ -129,6 +125,8 @@ class History(RuleBasedStateMachine):
     )
     def arrive(self, reserve, run_ns, timeout_ns, priority, model, tenant, count, prepared):
         world = self.world
+        if self.closed and model in self.domains:
+            return
         for _ in range(count):
             unanswered = self.unanswered_of(tenant)
             arriving = task(
@@ -170,10 +168,19 @@ class History(RuleBasedStateMachine):
     )
     def arrive_jointly(self, reserves, shared, run_ns, prepared):
         world, first = self.world, len(self.world.tasks)
+        if self.closed:
+            return
         block = None if shared is None else InputBlock(TaskId(first), Bytes(shared))
         tasks = [
             replace(
-                task(first + at, reserve=reserve, run_ns=run_ns, model=model, arrived_ns=world.now),
+                task(
+                    first + at,
+                    reserve=reserve,
+                    run_ns=run_ns,
+                    model=model,
+                    domain=self.domains.get(model, ""),
+                    arrived_ns=world.now,
+                ),
                 block=block,
             )
             for at, (reserve, model) in enumerate(zip(reserves, cycle(("gcn:1", "gat:1"))))
@@ -273,10 +280,27 @@ class History(RuleBasedStateMachine):
     def lane_measured(self, data, held):
         self.world.measure(data.draw(st.sampled_from(sorted(self.world.lanes_up))), held)
 
-    @precondition(lambda self: self.world.lanes_up < self.lanes)
+    @precondition(lambda self: self.world.lanes_up < self.world.device_of.keys())
     @rule()
     def lane_ready(self):
-        self.world.lane_ready(min(self.lanes - self.world.lanes_up))
+        self.world.lane_ready(min(self.world.device_of.keys() - self.world.lanes_up))
+
+    @precondition(lambda self: self.domains)
+    @rule()
+    def domain_opened_or_closed(self):
+        world, (domain,) = self.world, self.domains.values()
+        unanswered = world.tasks.keys() - world.answers.keys()
+        if self.closed:
+            world.open(domain)
+            self.closed = False
+        elif not any(world.tasks[task_id].domain == domain for task_id in unanswered):
+            world.close(domain)
+            self.closed = True
+
+    @precondition(lambda self: self.world.removed)
+    @rule()
+    def lane_gone(self):
+        self.world.lane_gone(min(self.world.removed))
 
     @rule(duration_ns=st.sampled_from([0, 10 * US, 500 * US, 5 * MS]))
     def time_passes(self, duration_ns):
@@ -330,7 +354,8 @@ class History(RuleBasedStateMachine):
         if world.on_lane:
             lane = min(world.on_lane)
             world.lane_lost(lane)
-            world.lane_ready(lane)
+            if lane in world.device_of:
+                world.lane_ready(lane)
         while world.preparing:
             world.prepare(min(world.preparing))
 

@@ -3,6 +3,7 @@
 from collections import Counter
 
 from serve.core.commands import (
+    AddLane,
     AnswerTask,
     KillLane,
     LaunchTask,
@@ -11,15 +12,19 @@ from serve.core.commands import (
     QuarantineModel,
     RecycleLane,
     ReleaseTask,
+    RemoveLane,
     ResumeTask,
     StopTask,
     SuspendTask,
 )
 from serve.core.events import (
     BudgetChanged,
+    DomainClosed,
+    DomainOpened,
     LaneLost,
     LaneMeasured,
     LaneReady,
+    LaneRemoved,
     ModelUnloaded,
     TaskArrived,
     TaskFinished,
@@ -45,6 +50,9 @@ class World:
             for device_id, device in enumerate(params.devices)
             for lane_id in device.lane_ids
         }
+        #: Lanes of trust domains, and those that were removed and are not gone.
+        self.domain_of = {}
+        self.removed = set()
         self.now = Nanos(0)
         self.tasks: dict[TaskId, Task] = {}
         self.answers = {}
@@ -162,6 +170,20 @@ class World:
                 self._again(self.members.pop(task_id), self.losses)
         return self.tell(LaneLost(lane_id, others))
 
+    def open(self, domain):
+        """A model of the domain comes: the lanes that are made for it."""
+        commands = self.tell(DomainOpened(domain))
+        return [one.lane_id for one in commands if isinstance(one, AddLane)]
+
+    def close(self, domain):
+        """The last model of the domain is gone: the lanes that are removed at once."""
+        commands = self.tell(DomainClosed(domain))
+        return [one.lane_id for one in commands if isinstance(one, RemoveLane)]
+
+    def lane_gone(self, lane_id):
+        self.removed.remove(lane_id)
+        return self.tell(LaneRemoved(lane_id))
+
     def unload(self, model):
         self.quarantined.pop(model, None)
         return self.tell(ModelUnloaded(model))
@@ -191,6 +213,18 @@ class World:
             assert self.lane_holds.pop(command.lane_id) > limit
             self.lanes_up.remove(command.lane_id)
             return
+        if isinstance(command, AddLane):
+            assert command.lane_id not in self.device_of.keys() | self.removed, "an id twice"
+            self.device_of[command.lane_id] = 0
+            self.domain_of[command.lane_id] = command.domain
+            return
+        if isinstance(command, RemoveLane):
+            assert command.lane_id not in self.on_lane, "removed while it runs something"
+            del self.device_of[command.lane_id], self.domain_of[command.lane_id]
+            self.lanes_up.discard(command.lane_id)
+            self.lane_holds.pop(command.lane_id, None)
+            self.removed.add(command.lane_id)
+            return
         if isinstance(command, QuarantineModel):
             assert self.now >= self.quarantined.get(command.model, 0), "in quarantine already"
             left_s = int(command.reason.split()[-2])
@@ -206,6 +240,7 @@ class World:
         elif isinstance(command, LaunchTask):
             assert command.lane_id in self.lanes_up
             assert command.lane_id not in self.on_lane, "two runs on one lane"
+            assert self.tasks[task_id].domain == self.domain_of.get(command.lane_id, "")
             device_id = self.device_of[command.lane_id]
             budget = self.budgets[device_id]
             assert command.group_size >= 1
@@ -285,9 +320,10 @@ class World:
             ceiling = max(self.budgets[device_id], min(self.ceilings[device_id], reserved))
             assert reserved <= ceiling
             self.ceilings[device_id] = ceiling
-            executing = len((self.on_lane.keys() - self.stopped) & set(device.lane_ids))
+            lanes = {lane for lane, of in self.device_of.items() if of == device_id}
+            executing = len((self.on_lane.keys() - self.stopped) & lanes)
             assert executing <= device.slots
-            stopped = self.stopped & set(device.lane_ids)
+            stopped = self.stopped & lanes
             assert not stopped or executing, "a task stands suspended and no other executes"
         assert scheduler.reserved_bytes == sum(map(self.reserved, range(len(self.budgets))))
         assert scheduler.running_count == len(self.on_lane)
@@ -298,8 +334,8 @@ class World:
 
     def finish_everything(self):
         """Every lane works, every prepare and run ends: nothing may be left over."""
-        for lane_id in self.device_of:
-            if lane_id not in self.lanes_up:
+        for lane_id in [*self.device_of]:
+            if lane_id in self.device_of.keys() - self.lanes_up:
                 self.lane_ready(lane_id)
         for _ in range(20 * len(self.tasks) + 20):
             if self.released == self.tasks.keys():

@@ -1,7 +1,10 @@
 """Models with lanes of their own: whatever one does to torch, others' answers are right."""
 
+import os
 import re
 import shutil
+import signal
+from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import numpy as np
@@ -14,7 +17,7 @@ from bench.kit.servers import ServerProcess
 from serve.models.writer import write_model
 from tests.e2e import harm
 from tests.e2e.support import Graph, assert_equal, infer, raw_channel
-from tests.processes import http_get, metric, row, wait_for
+from tests.processes import descendants, http_get, metric, row, rows, wait_for
 
 LANES = 2
 #: Name and isolation of each model; all have the same weights.
@@ -61,6 +64,11 @@ def graph(deed=None) -> Graph:
     return Graph(x, np.zeros((2, 0), np.int64))
 
 
+def lanes_of(server) -> set[int]:
+    """Children of the fork server."""
+    return {pid for child in descendants(server.pid) for pid in descendants(child)}
+
+
 def test_functions_that_a_model_replaces_are_replaced_for_itself_alone(call, module):
     with torch.inference_mode():
         expected = module.linear(torch.from_numpy(graph().x)).numpy()
@@ -102,10 +110,92 @@ def test_an_isolated_model_is_loaded_again_on_its_own_lanes(isolated, call):
     assert infer(call, "friend", graph()).parameters["lane"] >= LANES
 
 
-def test_a_domain_that_the_start_did_not_find_is_refused_with_words(isolated, module):
+@pytest.fixture
+def others(isolated, module):
+    """Others are asked all the while: all answered rightly, at the first try."""
+    with torch.inference_mode():
+        expected = module.linear(torch.from_numpy(graph().x)).numpy()
+    going, before = True, lanes_up(isolated)
+    with raw_channel(isolated) as call, ThreadPoolExecutor(1) as thread:
+
+        def ask() -> int:
+            asked = 0
+            while going or asked < 10:
+                answer = infer(call, "plain", graph(), tenant="others")
+                assert_equal(answer.outputs["output"], expected)
+                assert answer.parameters["lane"] < LANES
+                asked += 1
+            return asked
+
+        asking = thread.submit(ask)
+        yield
+        going = False
+        asked = asking.result()
+    told = "tenant = 'others' AND attempt = 1 AND status = 'OK'"
+    wait_for(lambda: len(rows(isolated, told)) >= asked, "a row of the first try for each")
+    wait_for(lambda: lanes_up(isolated) == before, "the lanes that were there before")
+    wait_for(lambda: len(lanes_of(isolated)) == before, "the end of the others' processes")
+
+
+def lanes_up(server) -> int:
+    return int(metric(server, "gnnserve_lanes_up"))
+
+
+@pytest.mark.usefixtures("others")
+def test_a_domain_that_the_start_did_not_find_gets_lanes_until_it_is_unloaded(
+    isolated, call, module
+):
     write(isolated.folder / "models", "late", "model", module)
+    before, processes = lanes_up(isolated), lanes_of(isolated)
+    with tritonclient.grpc.InferenceServerClient(isolated.target) as client:
+        for _ in range(2):
+            client.load_model("late")
+            wait_for(lambda: lanes_up(isolated) == before + LANES, "as many lanes as the others")
+            lanes = {infer(call, "late", graph()).parameters["lane"] for _ in range(10)}
+            assert lanes.isdisjoint(range(before))
+            assert processes < lanes_of(isolated)
+            infer(call, "late", graph(harm.replace_functions))
+            client.unload_model("late")
+            wait_for(lambda: lanes_of(isolated) == processes, "the end of its lanes")
+            assert lanes_up(isolated) == before
+
+
+@pytest.mark.usefixtures("others")
+def test_lanes_of_a_domain_that_ended_and_a_lane_that_restarts_go_with_it(isolated, call, module):
+    write(isolated.folder / "models", "brief", "model", module)
+    before, processes = lanes_up(isolated), lanes_of(isolated)
+    with tritonclient.grpc.InferenceServerClient(isolated.target) as client:
+        client.load_model("brief")
+        infer(call, "brief", graph())
+        for pid in lanes_of(isolated) - processes:
+            os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: lanes_up(isolated) == before, "their loss")
+        client.unload_model("brief")
+        wait_for(lambda: lanes_of(isolated) == processes, "the end of all")
+        client.load_model("brief")
+        infer(call, "brief", graph())
+        client.unload_model("brief")
+
+
+@pytest.mark.usefixtures("others")
+def test_a_domain_whose_model_does_not_load_leaves_no_lanes(isolated, module):
+    write(isolated.folder / "models", "broken", "model", module)
+    (isolated.folder / "models" / "broken" / "model.py").write_text("raise ValueError('no')")
     with (
         tritonclient.grpc.InferenceServerClient(isolated.target) as client,
-        pytest.raises(InferenceServerException, match="no lanes for it; a server makes them"),
+        pytest.raises(InferenceServerException, match="ValueError: no"),
     ):
-        client.load_model("late")
+        client.load_model("broken")
+
+
+def test_models_that_share_a_domain_keep_its_lanes_until_the_last_is_unloaded(isolated, call):
+    before = lanes_up(isolated)
+    with tritonclient.grpc.InferenceServerClient(isolated.target) as client:
+        client.unload_model("friend")
+        assert infer(call, "partner", graph()).parameters["lane"] >= LANES
+        client.unload_model("partner")
+        wait_for(lambda: lanes_up(isolated) == before - LANES, "the end of their lanes")
+        client.load_model("partner")
+        client.load_model("friend")
+    assert infer(call, "friend", graph()).parameters["lane"] >= LANES
+    wait_for(lambda: lanes_up(isolated) == before, "their lanes")

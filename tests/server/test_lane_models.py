@@ -26,7 +26,7 @@ def models(sent):
         send=lambda lane_id, message: sent.append((lane_id, type(message), message)),
         successors=None,
         calibrators=SimpleNamespace(interrupted=False),
-        domains={LANE: ""},
+        domain_of={LANE: ""}.get,
     )
     found = LaneModels(pool, 1.0)
     yield found

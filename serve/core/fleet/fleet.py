@@ -22,6 +22,8 @@ from serve.core.commands import Command
 from serve.core.device_view import DeviceView
 from serve.core.events import (
     BudgetChanged,
+    DomainClosed,
+    DomainOpened,
     DrainStarted,
     Event,
     LaneLost,
@@ -170,6 +172,8 @@ class Fleet:
                 holder = self._holder(task_id)
                 self._mover.bring_urgent(holder, task_id)
                 return [holder]
+            case DomainOpened() | DomainClosed():
+                raise InvariantViolation("trust domains have lanes on a single device only")
             case ModelUnloaded() | TenantsChanged():
                 return self._views[:1]  # quarantine and tenants are those of all devices
             case SlowdownChanged() | LimitsChanged() | DrainStarted() | Tick():

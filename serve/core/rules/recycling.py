@@ -50,6 +50,11 @@ class Recycling:
         """Forget what the lane's former process held."""
         self._held_bytes.pop(lane_id, None)
 
+    def removed(self, lane_id: LaneId) -> None:
+        """Forget the lane, which never comes back."""
+        self.restarted(lane_id)
+        self.up(lane_id)
+
     def up(self, lane_id: LaneId) -> None:
         """Note that the lane serves again."""
         if self._leaving == lane_id:

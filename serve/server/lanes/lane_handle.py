@@ -27,6 +27,8 @@ class LaneProcess:
     #: The device that its lanes share; None for a process of one lane.
     place: DevicePlace | None
     lanes: list["LaneHandle"]
+    #: Trust domain of the models that it runs, empty for that of all others.
+    domain: str = ""
     #: None while it is being restarted.
     child: BaseProcess | None = None
     #: Readable once the process has ended. None where the system has no pidfd: there a process has

@@ -72,6 +72,16 @@ class LaneModels:
         """Have lanes that come up from now on load the model; see `load` for those that are up."""
         self._held[message.key] = message
 
+    def wait_lanes(self, spec: ModelSpec, cancellation: LoadCancellation) -> None:
+        """Wait until a lane of the model's trust domain is up; raises as `load`."""
+        ends_ns = clock.now_ns() + int(self._start_timeout_s * 1e9)
+        lanes = self._pool.lanes_of(spec.domain)
+
+        def up() -> bool:
+            return not self._lanes_up.isdisjoint(lanes)
+
+        self._wait(up, spec, cancellation, ends_ns)
+
     def drop(self, key: str) -> None:
         """Unload the model from every lane, once none of its requests is left."""
         with self._answers:
@@ -136,6 +146,7 @@ class LaneModels:
         """Send all models to a lane whose process started; return True when there are none."""
         with self._answers:
             self._lanes_up.add(lane_id)
+            self._answers.notify_all()
             self._known[lane_id] = set()
             wanted = tuple(
                 message
@@ -226,7 +237,7 @@ class LaneModels:
             return not self._waiting[key] or key in self._failures
 
         try:
-            self._wait(answered, message, cancellation, ends_ns)
+            self._wait(answered, message.spec, cancellation, ends_ns)
         finally:
             with self._answers:
                 failure = self._failures.pop(key, "")
@@ -250,7 +261,7 @@ class LaneModels:
             before, self._replacing = self._replacing, True
             return not before
 
-        self._wait(my_turn, message, cancellation, ends_ns)
+        self._wait(my_turn, message.spec, cancellation, ends_ns)
         try:
             while lanes := self._lanes_without(message, cancellation, ends_ns):
                 with self._answers:
@@ -261,7 +272,7 @@ class LaneModels:
                 left_s = (ends_ns - clock.now_ns()) / 1e9
                 try:
                     successors.load(lanes, (*models, message), left_s, cancellation)
-                    self._wait(lambda: not self._changing, message, cancellation, ends_ns)
+                    self._wait(lambda: not self._changing, message.spec, cancellation, ends_ns)
                 finally:
                     successors.withdraw(lanes)
                     self._end_reading(one.spec for one in models)
@@ -291,13 +302,13 @@ class LaneModels:
                 self._loaded.add(message.key)
             return all(found.isdisjoint(lanes) for lanes in self._waiting.values())
 
-        self._wait(settled, message, cancellation, ends_ns)
+        self._wait(settled, message.spec, cancellation, ends_ns)
         return tuple(sorted(found))
 
     def _wait(
         self,
         happened: Callable[[], bool],
-        message: LoadModel,
+        spec: ModelSpec,
         cancellation: LoadCancellation,
         ends_ns: int,
     ) -> None:
@@ -315,16 +326,16 @@ class LaneModels:
         if done:
             return
         if self._pool.calibrators.interrupted:
-            raise ModelError(f"model {message.spec.key}: does not load: the server stops")
-        raise _too_late(message, self._start_timeout_s)
+            raise ModelError(f"model {spec.key}: does not load: the server stops")
+        raise _too_late(spec, self._start_timeout_s)
 
 
 def _is_for(pool: LanePool, lane_id: LaneId, message: LoadModel) -> bool:
     """Return True when the lane runs the models of that trust domain."""
-    return pool.domains[lane_id] == message.spec.domain
+    return pool.domain_of(lane_id) == message.spec.domain
 
 
-def _too_late(message: LoadModel, limit_s: float) -> NotReady:
+def _too_late(spec: ModelSpec, limit_s: float) -> NotReady:
     return NotReady(
-        f"model {message.spec.key} did not load within server.start_timeout_s = {limit_s:g} seconds"
+        f"model {spec.key} did not load within server.start_timeout_s = {limit_s:g} seconds"
     )

@@ -54,6 +54,11 @@ class LaneDown:
 
 
 @dataclass(frozen=True, slots=True)
+class LaneGone:
+    """Nothing is left of a lane that was removed."""
+
+
+@dataclass(frozen=True, slots=True)
 class SuccessorReady:
     """A process that holds all models waits to take the lane's place, see ``successors``."""
 
@@ -71,7 +76,7 @@ class PacketPort(Protocol):
 
 
 #: What a lane said, or what happened to it.
-Said = FromLane | LaneUp | LaneDown | SuccessorReady
+Said = FromLane | LaneUp | LaneDown | LaneGone | SuccessorReady
 Reports = list[tuple[LaneId, Said]]
 
 
@@ -93,6 +98,8 @@ class LaneListener:
         #: Reads the channels; None: the listener does.
         self._port: PacketPort | None = None
         self._successors_ready: SimpleQueue[LaneId] = SimpleQueue()
+        #: Processes that are to end for good.
+        self._to_remove: SimpleQueue[LaneProcess] = SimpleQueue()
         #: Why models may do what they should not, as lanes have said; empty when none did.
         self.unconfined = ""
         self.restarts = Restarts(start, self.wake)
@@ -104,6 +111,11 @@ class LaneListener:
     def successor_is_ready(self, lane_id: LaneId) -> None:
         """Have `poll` report ``SuccessorReady`` for the lane. Any thread."""
         self._successors_ready.put(lane_id)
+        self.wake()
+
+    def remove(self, process: LaneProcess) -> None:
+        """End the process of one lane for good, and have `poll` report ``LaneGone``. Any thread."""
+        self._to_remove.put(process)
         self.wake()
 
     def kill(self, lane: LaneHandle, why: str) -> None:
@@ -124,6 +136,8 @@ class LaneListener:
                 self._attach_restarted(reports)
                 while not self._successors_ready.empty():
                     reports.append((self._successors_ready.get(), SuccessorReady()))
+                while not self._to_remove.empty():
+                    self._remove(self._to_remove.get(), reports)
             elif fd in self._process_by_fd:
                 self._lose(self._process_by_fd[fd], reports)
             elif fd in self._lane_by_fd:  # else it was closed with another of its process
@@ -289,6 +303,15 @@ class LaneListener:
         self.restarts.restart(process, self.detach(process))
         lane_ids = tuple(lane.lane_id for lane in process.lanes)
         reports.append((lane_ids[0], LaneDown(lane_ids)))
+
+    def _remove(self, process: LaneProcess, reports: Reports) -> None:
+        """End the process, which is up, restarting, or was never started."""
+        self.restarts.end_role(process)
+        self._attach_restarted(reports)  # it may have started just before
+        if process.child is not None:
+            self.restarts.dismiss(process, self.detach(process))
+        self.restarts.forget(process)
+        reports.append((process.lanes[0].lane_id, LaneGone()))
 
     def _enforce_deadlines(self, now_ns: int) -> Reports:
         """Kill processes whose task does not end; report those that do not even die as lost."""

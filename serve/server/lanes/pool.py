@@ -10,7 +10,7 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
@@ -32,9 +32,18 @@ from serve.server.lanes.process_state import look
 from serve.server.lanes.restarts import Started
 from serve.server.lanes.successors import Successors
 
+_log = logging.getLogger(__name__)
+
 _STOP_WAIT_S = 2.0
 #: Time that a run has to end after it was told to; then its process is killed.
 _STOP_GRACE_NS = 2_000_000_000
+#: Number of the words of a process that runs no task.
+_CALIBRATORS_WORDS = 0
+
+
+def _first_words(lane_id: int) -> int:
+    """Return the number of the first words of a lane that has a process, of two in turn."""
+    return 1 + 2 * lane_id
 
 
 class LanePool:
@@ -49,14 +58,12 @@ class LanePool:
         places: Sequence[DevicePlace] = (),
         niceness: int = 0,
         confinement: Callable[[str], Confinement] | None = None,
-        own_cores: Mapping[str, tuple[tuple[int, ...], ...]] | None = None,
     ) -> None:
         """Make one lane for each of `lane_cores`, in a process of its own.
 
         With `places`, make that many on each place, as threads of one process; the lanes of the
         first place come first. `niceness` is that of lanes that compute on this machine's cores.
         `confinement` is that of lanes in their own processes for the models of a trust domain.
-        `own_cores` has the cores of further such lanes by the trust domain whose models they run.
         """
         #: A thread of the server would wait for a tick of the kernel for a lane of its own
         #: niceness. Nice lanes of a GPU would leave the device without work.
@@ -67,22 +74,16 @@ class LanePool:
         self._threads = threads
         self._lanes: dict[LaneId, LaneHandle] = {}
         self._processes = [LaneProcess(f"device {place.name}", place, []) for place in places]
-        domains = [""] * len(lane_cores) * max(1, len(places))
-        for domain, own in (own_cores or {}).items():
-            lane_cores += own
-            domains += [domain] * len(own)
-        #: The trust domain of each lane, empty for the lanes of all others.
-        self.domains = {LaneId(index): domain for index, domain in enumerate(domains)}
+        self._lane_cores = lane_cores
+        #: True from the start of its lanes on.
+        self.runs = False
         if not places:
             self._processes = [
                 LaneProcess(f"lane {index}", None, []) for index in range(len(lane_cores))
             ]
         for number, process in enumerate(self._processes):
             for cores in lane_cores if places else lane_cores[number : number + 1]:
-                lane_id = LaneId(len(self._lanes))
-                lane = LaneHandle(lane_id, cores, process, words=lane_id)
-                process.lanes.append(lane)
-                self._lanes[lane.lane_id] = lane
+                self._make_lane(LaneId(len(self._lanes)), cores, process)
         self._cores = sorted({core for cores in lane_cores for core in cores})
         self._listener = LaneListener(self._processes, self._start)
         self.calibrators = Calibrators()
@@ -103,14 +104,24 @@ class LanePool:
         return tuple(self._lanes)
 
     @property
-    def own_lanes(self) -> tuple[tuple[str, tuple[LaneId, ...]], ...]:
-        """The lanes of each trust domain that has its own."""
-        names = dict.fromkeys(self.domains.values())
-        return tuple(
-            (name, tuple(lane_id for lane_id, of in self.domains.items() if of == name))
-            for name in names
-            if name
-        )
+    def makes_lanes(self) -> bool:
+        """True where trust domains get lanes of their own: where a lane has its own process."""
+        return self.successors is not None
+
+    @property
+    def has_room_for_lanes(self) -> bool:
+        """True when there are words in shared memory for the lanes of one more trust domain."""
+        return _first_words(len(self._lanes) + len(self._lane_cores)) < self._shared.most_words - 2
+
+    def lanes_of(self, domain: str) -> tuple[LaneId, ...]:
+        """Return the lanes of a trust domain; those that others share for the empty one."""
+        lanes = tuple(self._lanes.values())
+        return tuple(one.lane_id for one in lanes if one.process.domain == domain)
+
+    def domain_of(self, lane_id: LaneId) -> str | None:
+        """Return the trust domain of the lane, empty for none; None when there is no such lane."""
+        lane = self._lanes.get(lane_id)
+        return None if lane is None else lane.process.domain
 
     @property
     def lane_ids_by_device(self) -> tuple[tuple[LaneId, ...], ...]:
@@ -133,14 +144,14 @@ class LanePool:
         """Return the process id of each lane that has a process."""
         return {
             lane.lane_id: lane.process.pid
-            for lane in self._lanes.values()
+            for lane in tuple(self._lanes.values())
             if lane.process.pid is not None
         }
 
     def memory_bytes(self) -> dict[LaneId, int]:
         """Return the private memory of each process, by its first lane."""
         found = {}
-        for process in self._processes:
+        for process in tuple(self._processes):
             size_bytes = None if process.pid is None else private_bytes_of(process.pid)
             if size_bytes is not None:
                 found[process.lanes[0].lane_id] = size_bytes
@@ -150,6 +161,7 @@ class LanePool:
         """Start every process; `poll` reports the lanes that are up."""
         # At exit the interpreter waits for its children: without `stop` they would never end.
         atexit.register(self._kill_all)
+        self.runs = True
         for process in self._processes:
             self._listener.attach(process, *self._start(process))
 
@@ -159,7 +171,7 @@ class LanePool:
         if self.successors is not None:
             self.successors.close()
         atexit.unregister(self._kill_all)
-        for lane in self._lanes.values():
+        for lane in tuple(self._lanes.values()):
             lane.resume()
             self.send(lane.lane_id, Stop())
         ends_ns = clock.now_ns() + int(_STOP_WAIT_S * 1e9)
@@ -194,6 +206,30 @@ class LanePool:
         """Make a waiting `poll` return. Any thread."""
         self._listener.wake()
 
+    # --- lanes of trust domains -------------------------------------------------------------
+
+    def add_lane(self, lane_id: LaneId, domain: str) -> None:
+        """Make a lane for models of the trust domain; `poll` reports when it is up. Never waits.
+
+        A lane whose thread cannot be started never comes up, and the log says so.
+        """
+        cores = self._lane_cores[len(self.lanes_of(domain)) % len(self._lane_cores)]
+        process = LaneProcess(f"lane {lane_id}", None, [], domain=domain)
+        self._make_lane(lane_id, cores, process)
+        self._processes.append(process)
+        try:
+            self._listener.restarts.begin(process, process.name)
+        except RuntimeError as error:  # the system is out of threads
+            _log.error("lane %d: cannot be started: %s", lane_id, error)
+
+    def remove_lane(self, lane_id: LaneId) -> None:
+        """End a lane of a trust domain that runs nothing; `poll` reports it. Never waits."""
+        if self.successors is not None:
+            self.successors.withdraw([lane_id])
+        process = self._lanes.pop(lane_id).process
+        self._processes.remove(process)
+        self._listener.remove(process)
+
     # --- orders ---------------------------------------------------------------------------
 
     def send(self, lane_id: LaneId, message: Message) -> None:
@@ -202,9 +238,9 @@ class LanePool:
         Raises nothing. A lane that misses one message gets no later one: it is gone, or has
         hundreds of unread messages and is killed.
         """
-        lane = self._lanes[lane_id]
-        channel = lane.channel
-        if channel is None:
+        lane = self._lanes.get(lane_id)
+        channel = None if lane is None else lane.channel
+        if lane is None or channel is None:
             return
         try:
             passing.send(channel, message, socket.MSG_DONTWAIT)
@@ -212,8 +248,12 @@ class LanePool:
             self._listener.kill(lane, f"cannot be reached: {error}")
 
     def kill(self, lane_id: LaneId, why: str) -> None:
-        """End the lane's process and all that it started; `poll` reports when it is gone."""
-        self._listener.kill(self._lanes[lane_id], why)
+        """End the lane's process and all that it started; `poll` reports when it is gone.
+
+        Does nothing for a lane that was removed. Any thread.
+        """
+        if (lane := self._lanes.get(lane_id)) is not None:
+            self._listener.kill(lane, why)
 
     def launch(self, lane_id: LaneId, task: RunTask) -> None:
         """Have an idle lane run a task on a core of its own."""
@@ -289,13 +329,19 @@ class LanePool:
         process = self._processes[0]
         place = None if process.place is None else process.place.for_calibration()
         setup = replace(
-            self._setup(process, number=len(self._lanes)),
+            self._setup(process, _CALIBRATORS_WORDS),
             name="calibrator",
             place=place,
             niceness=min(self._niceness, self.calibrators.niceness),
             confinement=self._confinement and self._confinement(domain).for_calibration(writable),
         )
         return self.calibrators.start(setup, self._shared.fd)
+
+    def _make_lane(self, lane_id: LaneId, cores: tuple[int, ...], process: LaneProcess) -> None:
+        # Lanes of one process have their words one behind the other.
+        words = 1 + lane_id if process.place is not None else _first_words(lane_id)
+        lane = self._lanes[lane_id] = LaneHandle(lane_id, cores, process, words)
+        process.lanes.append(lane)
 
     def _take_core(self, lane: LaneHandle) -> None:
         """Pin the lane to a core on which no other lane executes; it keeps its core if it can.
@@ -331,7 +377,7 @@ class LanePool:
             keep_bytes=self._keep_bytes,
             niceness=self._niceness,
             place=process.place,
-            confinement=rules and rules(self.domains[process.lanes[0].lane_id]),
+            confinement=rules and rules(process.domain),
         )
 
     def _kill_all(self) -> None:

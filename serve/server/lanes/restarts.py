@@ -41,9 +41,14 @@ class _Record:
     name: str
     started_ns: int
     failures: int = 0
-    #: A process that has ended, and the time in ns until the next start, None for no start; None in
-    #: place of both: the end.
-    ended: SimpleQueue[tuple[BaseProcess, int | None] | None] = field(default_factory=SimpleQueue)
+    #: A process that has ended, None for none, and the time in ns until the next start, None for no
+    #: start; None in place of both: the end.
+    ended: SimpleQueue[tuple[BaseProcess | None, int | None] | None] = field(
+        default_factory=SimpleQueue
+    )
+    #: Guards that nothing is started and kept once `is_over` is set: no process is wanted any more.
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    is_over: threading.Event = field(default_factory=threading.Event)
 
 
 class Restarts(Generic[RoleT]):
@@ -70,9 +75,33 @@ class Restarts(Generic[RoleT]):
             thread = threading.Thread(
                 target=self._keep, args=(role, record), name=f"restart {name}", daemon=True
             )
-            thread.start()
-            self._threads.append(thread)
+            try:
+                thread.start()
+            except RuntimeError:
+                del self._records[id(role)]
+                raise
+            self._threads = [one for one in self._threads if one.is_alive()] + [thread]
         record.started_ns = clock.now_ns()
+
+    def begin(self, role: RoleT, name: str) -> None:
+        """Start the first process of the role, which `taken` returns. Never waits.
+
+        Raises RuntimeError when its thread cannot be started.
+        """
+        if not self._ending.is_set():
+            self.began(role, name)
+            self._records[id(role)].ended.put((None, 0))
+
+    def end_role(self, role: RoleT) -> None:
+        """Have `taken` return no process of the role from the next call on. Never waits."""
+        if (record := self._records.get(id(role))) is not None:
+            with record.lock:
+                record.is_over.set()
+
+    def forget(self, role: RoleT) -> None:
+        """End the role's thread once it has reaped the processes that were dismissed."""
+        if (record := self._records.pop(id(role), None)) is not None:
+            record.ended.put(None)
 
     def forgive(self, role: RoleT) -> None:
         """Restart the role without back-off next time: its process ends by no fault of its own."""
@@ -104,9 +133,10 @@ class Restarts(Generic[RoleT]):
     def end(self) -> None:
         """Start nothing any more, and end processes that were started and not taken."""
         self._ending.set()
-        for record in self._records.values():
+        for record in tuple(self._records.values()):
+            record.is_over.set()
             record.ended.put(None)
-        for thread in self._threads:
+        for thread in tuple(self._threads):
             thread.join(_END_WAIT_S)
         for _, started in self.taken():
             _discard(started)
@@ -115,31 +145,33 @@ class Restarts(Generic[RoleT]):
         """Replace the role's processes, one after the other."""
         while (ended := record.ended.get()) is not None:
             process, wait_ns = ended
-            if wait_ns is None:
-                processes.reap(process)
-            else:
-                self._replace(role, record.name, process, wait_ns)
+            reason = "" if process is None else processes.reap(process)
+            if wait_ns is None or record.is_over.is_set():
+                continue
+            if process is not None:
+                message = "%s: lost (%s); restart in %.2f s"
+                _log.warning(message, record.name, reason, wait_ns / 1e9)
+            self._start_anew(role, record, wait_ns, is_restart=process is not None)
 
-    def _replace(self, role: RoleT, name: str, process: BaseProcess, wait_ns: int) -> None:
-        reason = processes.reap(process)
-        if self._ending.is_set():
-            return
-        _log.warning("%s: lost (%s); restart in %.2f s", name, reason, wait_ns / 1e9)
-        while not self._ending.wait(wait_ns / 1e9):
-            self.count += 1
+    def _start_anew(self, role: RoleT, record: _Record, wait_ns: int, *, is_restart: bool) -> None:
+        while not record.is_over.wait(wait_ns / 1e9):
+            self.count += is_restart
             try:
                 started = self._start(role)
             except Exception as error:  # a system without resources raises various errors
-                _log.error("%s: cannot be started: %r", name, error)
+                _log.error("%s: cannot be started: %r", record.name, error)
                 # EOFError: the fork server died meanwhile, which takes seconds to make up for.
                 is_dead = isinstance(error, EOFError)
                 wait_ns = _BACK_OFF_MOST_NS if is_dead else _SHORTAGE_NS
                 continue
-            if self._ending.is_set():
-                _discard(started)
-            else:
-                self._started.put((role, started))
+            with record.lock:
+                kept = not record.is_over.is_set()
+                if kept:
+                    self._started.put((role, started))
+            if kept:
                 self._wake()
+            else:
+                _discard(started)
             return
 
 

@@ -120,12 +120,11 @@ class Successors:
 
     def close(self) -> None:
         """End all successors that have not taken over."""
-        self.withdraw(self._lanes)
+        self.withdraw(tuple(self._lanes))
 
     def _words(self, lane: LaneHandle) -> int:
         """Return the number of the words that the lane's process does not use."""
-        second = len(self._lanes) + 1 + lane.lane_id
-        return second if lane.words == lane.lane_id else lane.lane_id
+        return lane.words + 1 if lane.words % 2 else lane.words - 1
 
 
 def _await_loaded(helper: Calibrator, messages: Sequence[LoadModel], ends_ns: int) -> None:
