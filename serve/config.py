@@ -37,6 +37,7 @@ SIZE_KEYS = frozenset(
         "models.cache_limit",
         "device.memory_budget",
         "device.max_lane_memory",
+        "device.max_lane_files",
         "report.record_size",
     }
 )
@@ -210,11 +211,16 @@ class DeviceConfig(Section, frozen=True):
     lane_niceness: Annotated[int, Meta(ge=0, le=IDLE_CLASS)] = IDLE_CLASS
     #: Whether models may open network connections. Does not apply to lanes on a GPU.
     lane_network: Literal["off", "on"] = "off"
+    #: Whether models may start processes. Does not apply to lanes on a GPU.
+    lane_processes: Literal["off", "on"] = "off"
     #: Files that models may use. `limited`: they read what the server's user may, but not the
     #: server's own files and the folders of models of other trust domains, and write to their own
     #: temporary folder and `lane_writes` alone. `all`: as the server's user. Does not apply to
     #: lanes on a GPU.
     lane_files: Literal["limited", "all"] = "limited"
+    #: Disk that the temporary files of a lane may take; one that takes more is restarted. Does not
+    #: apply to lanes on a GPU.
+    max_lane_files: str = "1 GiB"
     #: Folders that models may write to, too.
     lane_writes: tuple[str, ...] = ()
     #: Capture and replay runs on a GPU whose shapes recur; `auto`: where it is faster.
@@ -235,6 +241,11 @@ class DeviceConfig(Section, frozen=True):
         if self.max_lane_memory is None:
             return None
         return parse_bytes(self.max_lane_memory, "device.max_lane_memory")
+
+    @property
+    def max_lane_files_bytes(self) -> int:
+        """`max_lane_files` in bytes."""
+        return parse_bytes(self.max_lane_files, "device.max_lane_files")
 
 
 class SchedulingConfig(Section, frozen=True):

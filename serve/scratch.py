@@ -61,6 +61,12 @@ def servers_folder() -> Path | None:
     return folder if (folder / _LOCK).exists() else None
 
 
+def folder_of(pid: int) -> Path | None:
+    """Return the folder that a process of the server has or would have; None outside of one."""
+    servers = servers_folder()
+    return None if servers is None else servers / f"{_OF_PROCESS}{pid}"
+
+
 def own_folder() -> None:
     """Direct temporary files of this process to a folder of its own within the server's.
 

@@ -46,7 +46,7 @@ def _lanes(scheduler: Scheduler) -> None:
     _require(not (own.keys() & shared), "a lane of a domain is no shared one")
     _require(board.idle | board.busy.keys() <= shared | own.keys(), "only known lanes are up")
     idle = {name: {i for i in board.idle if own.get(i, "") == name} for name in ("", *own.values())}
-    _require(board.idle_by_domain() == idle, "idle lanes by domain")
+    _require(board.idle_in == idle, "idle lanes by domain")
     leaving = scheduler.parts.own_lanes.leaving
     _require(leaving <= own.keys() & board.busy.keys(), "a lane leaves when it runs nothing")
     _require(

@@ -69,13 +69,19 @@ class Confinement:
     server_pid: int
     #: Whether models may use the network.
     network: bool
+    #: Whether models may start processes; threads they always may.
+    processes: bool
     #: Private memory beyond what a lane has when it starts; None for no limit.
     memory_bytes: int | None
     #: None for all files of the server's user.
     files: FileRules | None = None
+    #: Largest file that it may write; None for any size.
+    file_bytes: int | None = None
 
     def for_calibration(self, writable: tuple[str, ...] = ()) -> "Confinement":
         """Return what the calibrating process may take, which writes to `writable` folders, too.
+
+        Those are a compiler's, which starts processes.
 
         A model that keeps memory of every run costs a lane a restart now and then. Calibration runs
         it many times in one process, and must not refuse it for that.
@@ -85,7 +91,14 @@ class Confinement:
             files = replace(files, writable=(*files.writable, *writable))
         if memory_bytes is not None:
             memory_bytes *= _LANES_OF_CALIBRATION
-        return replace(self, files=files, memory_bytes=memory_bytes)
+        processes, file_bytes = self.processes or bool(writable), self.file_bytes
+        return replace(
+            self,
+            processes=processes,
+            files=files,
+            memory_bytes=memory_bytes,
+            file_bytes=None if writable else file_bytes,
+        )
 
 
 @dataclass(frozen=True)

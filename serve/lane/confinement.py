@@ -27,7 +27,7 @@ _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _MODE_FILTER = 38, 22, 2
 _PR_CAPBSET_DROP, _CAPABILITY_VERSION_3 = 24, 0x20080522
 #: The capability that lanes of root keep: to read what root reads.
 _READS_ALL = 2
-_EPERM, _EACCES = 1, 13
+_EPERM, _EACCES, _ENOSYS = 1, 13, 38
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -40,6 +40,11 @@ class _Calls:
     socket: int
     #: Connects a socket, also to one with the path of a file.
     connect: int
+    #: Makes a thread or a process as its first argument says; its successor cannot be filtered.
+    clone: int
+    clone3: int
+    #: Those that make processes only.
+    forking: tuple[int, ...]
     #: Those that signal the process or group of their first argument.
     signalling: tuple[int, ...]
     refused: tuple[int, ...]
@@ -47,7 +52,8 @@ class _Calls:
 
 _CALLS = {
     "x86_64": _Calls(
-        audit=0xC000003E, socket=41, connect=42, signalling=(62, 200, 234, 129, 297),
+        audit=0xC000003E, socket=41, connect=42, clone=56, clone3=435, forking=(57, 58),
+        signalling=(62, 200, 234, 129, 297),
         # Others' memory and files: ptrace, process_vm_*, pidfd_send_signal, pidfd_getfd.
         refused=(
             101, 310, 311, 424, 438,
@@ -61,7 +67,8 @@ _CALLS = {
         ),
     ),
     "aarch64": _Calls(
-        audit=0xC00000B7, socket=198, connect=203, signalling=(129, 130, 131, 138, 240),
+        audit=0xC00000B7, socket=198, connect=203, clone=220, clone3=435, forking=(),
+        signalling=(129, 130, 131, 138, 240),
         refused=(
             117, 270, 271, 424, 438,
             40, 39, 41, 51, 97, 268, 428, 429, 430, 432, 433, 265,
@@ -74,7 +81,8 @@ _CALLS = {
 #: Calls of the x32 interface have this bit.
 _X32 = 0x40000000
 
-_LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
+_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_CLONE_THREAD = 0x10000
 _ALLOW, _ERROR = 0x7FFF0000, 0x00050000
 #: Offsets in the kernel's struct seccomp_data.
 _NUMBER, _AUDIT, _FIRST_ARGUMENT = 0, 4, 16
@@ -87,6 +95,9 @@ def confine(rules: Confinement) -> str:
         score.write_text(str(max(int(score.read_text()), _OOM_SCORE)))
     if rules.memory_bytes is not None:
         limit_memory(rules.memory_bytes)
+    if rules.file_bytes is not None:
+        # Python is refused with an error: it ignores the signal.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (rules.file_bytes, rules.file_bytes))
     if _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
         return "the kernel has no no_new_privs"
     _drop_capabilities()
@@ -100,7 +111,7 @@ def confine(rules: Confinement) -> str:
     protected = [rules.server_pid, os.getppid()]
     # As processes, as their groups, and as part of everybody.
     spared = [-1, *protected, *(-os.getpgid(pid) for pid in protected)]
-    if failure := _install(filter_program(machine, rules.network, spared)):
+    if failure := _install(filter_program(machine, rules, spared)):
         return _told(lacks, f"the kernel takes no filter of system calls ({failure})")
     return lacks
 
@@ -139,11 +150,12 @@ def limit_memory(more_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes))
 
 
-def filter_program(machine: str, network: bool, spared: list[int]) -> bytes:
+def filter_program(machine: str, rules: Confinement, spared: list[int]) -> bytes:
     """Return the filter as instructions of classic BPF.
 
     It lets everything pass but the refused calls, signals to the processes and groups of `spared`,
-    and without `network` sockets other than Unix ones, and connecting these to anybody's.
+    without `rules.network` sockets other than Unix ones, and connecting these to anybody's, and
+    without `rules.processes` the making of processes.
     """
     calls = _CALLS[machine]
     program: list[tuple[int, int, int, int]] = []
@@ -164,7 +176,7 @@ def filter_program(machine: str, network: bool, spared: list[int]) -> bytes:
     refuse_if(_X32, _EPERM, _AT_LEAST)
     for number in calls.refused:
         refuse_if(number, _EPERM)
-    if not network:
+    if not rules.network:
         refuse_if(calls.connect, _EACCES)
         where(
             calls.socket,
@@ -173,6 +185,20 @@ def filter_program(machine: str, network: bool, spared: list[int]) -> bytes:
                 (_EQUAL, 0, 1, AF_UNIX),
                 allow,
                 (_RETURN, 0, 0, _ERROR | _EACCES),
+            ],
+        )
+    if not rules.processes:
+        for number in calls.forking:
+            refuse_if(number, _EPERM)
+        # Its flags are in memory, which a filter cannot read; the C library then takes `clone`.
+        refuse_if(calls.clone3, _ENOSYS)
+        where(
+            calls.clone,
+            [
+                (_LOAD, 0, 0, _FIRST_ARGUMENT),
+                (_ANY_BIT, 0, 1, _CLONE_THREAD),
+                allow,
+                (_RETURN, 0, 0, _ERROR | _EPERM),
             ],
         )
     targets = [target & 0xFFFFFFFF for target in spared]

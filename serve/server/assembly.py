@@ -20,6 +20,7 @@ from serve.server.estimates import Estimates
 from serve.server.graphs import GraphStore
 from serve.server.intake import Intake
 from serve.server.lane_monitor import LaneCallbacks, LaneMonitor
+from serve.server.lanes.lane_folders import LaneFolders
 from serve.server.lanes.pool import LanePool
 from serve.server.learning.learner import Learner
 from serve.server.model_info import ModelInfos
@@ -46,6 +47,7 @@ class EngineParts:
     lock: threading.Lock
     shared: SharedPool
     pool: LanePool
+    lane_folders: LaneFolders
     catalogue: ModelCatalogue
     versions: ModelVersions
     rollout: ModelRollout
@@ -88,6 +90,9 @@ def assemble(
         niceness=config.device.lane_niceness,
         confinement=Confining(config, device.budget_bytes + device.keep_bytes + _UNPLANNED_BYTES),
     )
+    # Lanes of a GPU are not confined.
+    pids = dict if device.places else pool.pids
+    folders = LaneFolders(pids, pool.kill, config.device.max_lane_files_bytes)
     # Declared here for the callbacks of parts that are made before these.
     rollout: ModelRollout
     infos: ModelInfos
@@ -174,6 +179,7 @@ def assemble(
         lock=lock,
         shared=shared,
         pool=pool,
+        lane_folders=folders,
         catalogue=catalogue,
         versions=versions,
         rollout=rollout,

@@ -30,8 +30,11 @@ class Confining:
         return Confinement(
             server_pid=os.getpid(),
             network=device.lane_network == "on",
+            processes=device.lane_processes == "on",
             memory_bytes=self._memory_bytes,
             files=files,
+            # Of folders that models may write to, nothing is known.
+            file_bytes=None if device.lane_writes else device.max_lane_files_bytes,
         )
 
     def _hidden(self, domain: str) -> Iterator[str]:

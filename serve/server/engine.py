@@ -112,6 +112,7 @@ class Engine:
                 f"{started} of {lanes} lanes started within server.start_timeout_s = {limit_s:g} "
                 "seconds; see the log"
             )
+        self._parts.lane_folders.start()
         # On a GPU a calibrator needs memory that requests have by then.
         self._rollout.calibrations.starts_rough = not self._device.places
         self._starting.load(names, _PATIENCE_S, tell)
@@ -201,6 +202,7 @@ class Engine:
         self._parts.shadows.begin_stop()
         self.driver.stop()
         self._parts.shadows.stop()
+        self._parts.lane_folders.stop()
         self.pool.stop()
         self._rollout.close()
         self._parts.shared.close()

@@ -27,7 +27,7 @@ class LaneDomains:
 
     def require(self, spec: ModelSpec) -> None:
         """Raise NotReady where there can be no lanes for the version."""
-        if spec.domain and not self._pool.makes_lanes:
+        if spec.domain and self._pool.successors is None:  # lanes share a process
             raise NotReady(
                 f"model {spec.key}: isolation = '{spec.isolation}': there are lanes of its own for"
                 " it on processors only"

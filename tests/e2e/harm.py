@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from contextlib import suppress
@@ -242,6 +243,40 @@ def count_in_one_call(x: Tensor) -> None:
     sum(range(1 << 50))
 
 
+def fork_without_end(x: Tensor) -> None:
+    while True:
+        os.fork()
+
+
+def start_threads_without_end(x: Tensor) -> None:
+    while True:
+        threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+
+
+def fill_the_folder(x: Tensor) -> None:
+    """Write file after file, and stay."""
+    number = 0
+    while True:
+        with open(Path(tempfile.gettempdir(), f"filling-{number}"), "wb") as file:
+            file.write(bytes(8 << 20))
+        number += 1
+
+
+def fill_files_without_names(x: Tensor) -> None:
+    held = []
+    while True:
+        fd, name = tempfile.mkstemp()
+        os.unlink(name)
+        os.write(fd, bytes(8 << 20))
+        held.append(fd)
+
+
+def write_one_large_file(x: Tensor) -> None:
+    with open(Path(tempfile.gettempdir(), "large"), "wb") as file:
+        for _ in range(1 << 10):
+            file.write(bytes(8 << 20))
+
+
 def take_descriptors(x: Tensor) -> None:
     held = []
     while True:
@@ -283,6 +318,11 @@ def replace_functions(x: Tensor) -> Tensor:
 
 #: What the rules for files are about.
 AT_FILES = (read_named_files, write_named_files, look_into_processes, connect_to_a_file)
+#: What the limits on processes and temporary files are about.
+WITHOUT_END = (
+    fork_without_end, start_threads_without_end, fill_the_folder, fill_files_without_names,
+    write_one_large_file,
+)  # fmt: skip
 #: What the limits of a model's runs are about.
 AT_LIMITS = (take_what_python_gets, spin, count_in_one_call)
 #: By number, from 1.
@@ -293,7 +333,7 @@ DEEDS = (
     return_too_few_rows, return_nan, return_much, return_a_view_of_more, return_nothing, recurse,
     take_memory_of_torch, take_memory_of_python, take_descriptors, close_descriptors, print_much,
     raise_exit, raise_interrupt, raise_a_long_text, write_nonsense, replace_functions, *AT_FILES,
-    *AT_LIMITS,
+    *AT_LIMITS, *WITHOUT_END,
 )  # fmt: skip
 
 

@@ -51,8 +51,8 @@ HARMLESS = [
     for deed in harm.DEEDS
     # The first has a test of its own, the second is for test_isolation.py.
     if deed not in {*FATAL, *REFUSED, harm.take_descriptors, harm.replace_functions}
-    # Those at files are for test_model_files.py, those at limits for test_run_limits.py.
-    and deed not in harm.AT_FILES + harm.AT_LIMITS
+    # For test_model_files.py, test_run_limits.py and test_harm_without_end.py.
+    and deed not in harm.AT_FILES + harm.AT_LIMITS + harm.WITHOUT_END
 ]
 
 
@@ -83,7 +83,9 @@ def repository(tmp_path_factory):
 def harmed(tmp_path_factory, repository):
     folder = tmp_path_factory.mktemp("harmed")
     # Runs of these models take microseconds: one that stands still is noticed within a second.
-    sections = {"device": {"lanes": LANES, "memory_budget": "1 GiB"}}
+    # For processes that models leave behind; see test_harm_without_end.py for those without.
+    device = {"lanes": LANES, "memory_budget": "1 GiB", "lane_processes": "on"}
+    sections = {"device": device}
     with ServerProcess(folder, repository=repository.root, sections=sections) as found:
         yield found
 

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from serve.ipc.setup import Confinement
 from serve.lane.confinement import filter_program
 from tests.processes import PATIENCE_S
 
@@ -13,14 +14,19 @@ CONFINE = """
 import os, resource, signal, socket, subprocess, sys
 from serve.ipc.setup import Confinement
 from serve.lane.confinement import confine
-assert confine(Confinement(os.getppid(), network={network}, memory_bytes=256 << 20)) == ""
+assert confine(
+    Confinement(
+        os.getppid(), network={network}, processes={processes}, memory_bytes=256 << 20,
+        file_bytes=1 << 20,
+    )
+) == ""
 {then}
 """
 
 
-def confined(then: str, *, network: bool = False) -> str:
+def confined(then: str, *, network: bool = False, processes: bool = False) -> str:
     """Return what the statements print in a confined process, or the last line of its error."""
-    code = CONFINE.format(network=network, then=then)
+    code = CONFINE.format(network=network, processes=processes, then=then)
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
@@ -50,7 +56,8 @@ def test_what_is_refused_is_an_error_of_permission(call):
 
 def test_programs_that_it_starts_are_confined_too():
     command = [sys.executable, "-c", "import socket; socket.socket()"]
-    told = confined(f"print(subprocess.run({command!r}, capture_output=True, text=True).stderr)")
+    then = f"print(subprocess.run({command!r}, capture_output=True, text=True).stderr)"
+    told = confined(then, processes=True)
     assert told.endswith("PermissionError: [Errno 13] Permission denied")
 
 
@@ -58,9 +65,9 @@ def test_programs_that_it_starts_are_confined_too():
     ("then", "told"),
     [
         ("print(len(socket.socketpair()))", "2"),
-        ("print(subprocess.run(['true']).returncode)", "0"),
-        ("child = subprocess.Popen(['sleep', '60']); child.kill(); print(child.wait())", "-9"),
-        ("os.kill(os.getpid(), signal.SIGKILL) if not os.fork() else print(os.wait()[1])", "9"),
+        ("import threading; threading.Thread(target=print, args=('runs',)).start()", "runs"),
+        ("from multiprocessing.pool import ThreadPool; print(ThreadPool(4).map(abs, [-1]))", "[1]"),
+        ("print(os.pwrite(os.memfd_create('a'), bytes(1 << 20), 0) >> 20)", "1"),
         ("print(open('/proc/self/oom_score_adj').read())", "500"),
         ("print([line for line in open('/proc/self/status') if 'NoNew' in line])",
          r"['NoNewPrivs:\t1\n']"),
@@ -68,6 +75,48 @@ def test_programs_that_it_starts_are_confined_too():
 )  # fmt: skip
 def test_what_models_have_need_for_works(then, told):
     assert confined(then) == told
+
+
+@pytest.mark.parametrize(
+    ("then", "told"),
+    [
+        ("print(subprocess.run(['true']).returncode)", "0"),
+        ("print(os.waitstatus_to_exitcode(os.system('true')))", "0"),
+        ("child = subprocess.Popen(['sleep', '60']); child.kill(); print(child.wait())", "-9"),
+        ("os.kill(os.getpid(), signal.SIGKILL) if not os.fork() else print(os.wait()[1])", "9"),
+    ],
+)
+def test_processes_are_started_where_they_may(then, told):
+    assert confined(then, processes=True) == told
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "os.fork()",
+        "os.forkpty()",
+        "subprocess.run(['true'])",
+        "subprocess.run(['true'], preexec_fn=print)",
+        "os.posix_spawn('/bin/true', ['true'], {})",
+        "__import__('multiprocessing').get_context('fork').Process().start()",
+    ],
+)
+def test_no_process_can_be_started(call):
+    assert confined(call).startswith("PermissionError")
+
+
+@pytest.mark.parametrize("number", [56, 57, 58, 435])
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="numbers of its calls")
+def test_no_process_can_be_started_by_a_call_of_the_kernel(number):
+    # SIGCHLD for `clone`; the last gets no arguments at all.
+    call = f"ctypes.CDLL(None, use_errno=True).syscall({number}, 17, 0, 0, 0, 0)"
+    told = confined(f"import ctypes; print({call}, ctypes.get_errno())")
+    assert told == ("-1 38" if number == 435 else "-1 1")
+
+
+def test_a_file_beyond_the_limit_is_an_error():
+    told = confined("os.pwrite(os.memfd_create('a'), b'1', 1 << 20)")
+    assert told == "OSError: [Errno 27] File too large"
 
 
 def test_the_network_may_be_allowed():
@@ -82,7 +131,8 @@ def test_memory_beyond_the_limit_is_an_error_of_memory():
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_a_filter_is_short_and_every_way_through_it_ends(machine):
     """The kernel refuses one that jumps past its end, and one of more than 4,096 instructions."""
-    program = filter_program(machine, network=False, spared=[-1, os.getpid()])
+    rules = Confinement(1, network=False, processes=False, memory_bytes=None)
+    program = filter_program(machine, rules, spared=[-1, os.getpid()])
     assert len(program) % 8 == 0
     instructions = [program[at : at + 8] for at in range(0, len(program), 8)]
     assert len(instructions) <= 4096

@@ -33,7 +33,6 @@ class Board:
         "_co_run_ns",
         "_full_slowdown",
         "_history",
-        "_idle_in",
         "_rank_task",
         "_slowdown_now",
         "_work_ns",
@@ -42,6 +41,7 @@ class Board:
         "domain_of",
         "executing_count",
         "idle",
+        "idle_in",
         "launch_ns",
         "ledger",
         "max_slots",
@@ -65,7 +65,7 @@ class Board:
         #: Trust domain of each lane that has one; see ``own_lanes``.
         self.domain_of: dict[LaneId, str] = {}
         #: Idle lanes by trust domain; without domains one and the same set.
-        self._idle_in: dict[str, set[LaneId]] = {"": self.idle}
+        self.idle_in: dict[str, set[LaneId]] = {"": self.idle}
         #: What each busy lane holds, executing or suspended.
         self.busy: dict[LaneId, Run] = {}
         self.executing_count = 0
@@ -161,37 +161,31 @@ class Board:
 
     def idle_for(self, task: Task) -> Set[LaneId]:
         """Return the lanes that hold nothing and may run the task."""
-        return self._idle_in.get(task.domain, _NO_LANES)
-
-    def idle_by_domain(self) -> dict[str, Set[LaneId]]:
-        """Return the lanes that hold nothing by trust domain, for checks."""
-        return dict(self._idle_in)
+        return self.idle_in.get(task.domain, _NO_LANES)
 
     def _set_idle(self, lane_id: LaneId) -> None:
         self.idle.add(lane_id)
-        if self.domain_of:
-            self._idle_in[self.domain_of.get(lane_id, "")].add(lane_id)
+        self.idle_in[self.domain_of.get(lane_id, "")].add(lane_id)
 
     def _set_not_idle(self, lane_id: LaneId) -> None:
         self.idle.discard(lane_id)
-        if self.domain_of:
-            self._idle_in[self.domain_of.get(lane_id, "")].discard(lane_id)
+        self.idle_in[self.domain_of.get(lane_id, "")].discard(lane_id)
 
     def add_lane(self, lane_id: LaneId, domain: str) -> None:
         """Know a further lane, which is not up yet, for tasks of that trust domain alone."""
         if not self.domain_of:
-            self._idle_in = {"": set(self.idle)}
+            self.idle_in = {"": set(self.idle)}
         self.domain_of[lane_id] = domain
-        self._idle_in.setdefault(domain, set())
+        self.idle_in.setdefault(domain, set())
 
     def remove_lane(self, lane_id: LaneId) -> None:
         """Forget a lane of a trust domain, which holds nothing."""
         self.lane_down(lane_id)
         domain = self.domain_of.pop(lane_id)
         if domain not in self.domain_of.values():
-            del self._idle_in[domain]
+            del self.idle_in[domain]
         if not self.domain_of:
-            self._idle_in = {"": self.idle}
+            self.idle_in = {"": self.idle}
 
     def lane_up(self, lane_id: LaneId) -> None:
         """Count the lane, which was down, as able to take a run."""

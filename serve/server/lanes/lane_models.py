@@ -76,11 +76,7 @@ class LaneModels:
         """Wait until a lane of the model's trust domain is up; raises as `load`."""
         ends_ns = clock.now_ns() + int(self._start_timeout_s * 1e9)
         lanes = self._pool.lanes_of(spec.domain)
-
-        def up() -> bool:
-            return not self._lanes_up.isdisjoint(lanes)
-
-        self._wait(up, spec, cancellation, ends_ns)
+        self._wait(lambda: not self._lanes_up.isdisjoint(lanes), spec, cancellation, ends_ns)
 
     def drop(self, key: str) -> None:
         """Unload the model from every lane, once none of its requests is left."""
@@ -167,9 +163,7 @@ class LaneModels:
             if dropped:  # before the same model was to be loaded again
                 self._end_reading((dropped.pop(0),))
             else:
-                waiting = self._waiting.get(key)
-                if waiting is not None:
-                    waiting.discard(lane_id)
+                self._waiting.get(key, set()).discard(lane_id)
                 self._known.setdefault(lane_id, set()).add(key)
                 if failure:
                     self._failures[key] = failure
@@ -193,10 +187,7 @@ class LaneModels:
             self._answers.notify_all()
 
     def taken_over(self, lane_id: LaneId, keys: Set[str] | None) -> None:
-        """Take note that a successor that holds `keys` has replaced the lane; None: it never will.
-
-        Any thread; sends to the lane.
-        """
+        """Note that a successor that holds `keys` has replaced the lane; None: it never will."""
         with self._answers:
             self._changing.discard(lane_id)
             if keys is not None:
@@ -215,8 +206,7 @@ class LaneModels:
         limit, and RequestCancelled.
         """
         ends_ns = clock.now_ns() + int(self._start_timeout_s * 1e9)
-        successors = self._successors
-        if successors is None:
+        if (successors := self._successors) is None:
             self._load_in_place(message, cancellation, ends_ns)
         else:
             self._load_beside(message, successors, cancellation, ends_ns)

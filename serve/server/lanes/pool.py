@@ -12,15 +12,12 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 
-import msgspec
-
-from serve.core.types import LaneId, LaneLook, LaneState, Nanos, TaskId
+from serve.core.types import LaneId, LaneLook, TaskId
 from serve.ipc import passing
 from serve.ipc.messages import Message, RunTask, Stop
 from serve.ipc.private_memory import private_bytes_of
-from serve.ipc.setup import Confinement, DevicePlace, LaneSetup
+from serve.ipc.setup import Confinement, DevicePlace
 from serve.ipc.shared_pool import SharedPool
 from serve.ipc.stop_word import SIGNAL as STOP_SIGNAL
 from serve.server import clock
@@ -28,8 +25,9 @@ from serve.server.lanes import processes
 from serve.server.lanes.calibrators import Calibrator, Calibrators
 from serve.server.lanes.lane_handle import LaneHandle, LaneProcess
 from serve.server.lanes.listener import LaneListener, PacketPort, Reports
-from serve.server.lanes.process_state import look
+from serve.server.lanes.process_state import look_at
 from serve.server.lanes.restarts import Started
+from serve.server.lanes.setups import LaneSetups
 from serve.server.lanes.successors import Successors
 
 _log = logging.getLogger(__name__)
@@ -65,13 +63,12 @@ class LanePool:
         first place come first. `niceness` is that of lanes that compute on this machine's cores.
         `confinement` is that of lanes in their own processes for the models of a trust domain.
         """
-        #: A thread of the server would wait for a tick of the kernel for a lane of its own
-        #: niceness. Nice lanes of a GPU would leave the device without work.
-        self._niceness = niceness if all(place.on_processor for place in places) else 0
-        self._confinement = None if places else confinement
+        # A thread of the server would wait for a tick of the kernel for a lane of its own niceness.
+        # Nice lanes of a GPU would leave the device without work.
+        niceness = niceness if all(place.on_processor for place in places) else 0
+        rules = None if places else confinement
+        self._setups = LaneSetups(shared, keep_bytes, threads, niceness, rules)
         self._shared = shared
-        self._keep_bytes = keep_bytes
-        self._threads = threads
         self._lanes: dict[LaneId, LaneHandle] = {}
         self._processes = [LaneProcess(f"device {place.name}", place, []) for place in places]
         self._lane_cores = lane_cores
@@ -95,18 +92,13 @@ class LanePool:
                 self._listener,
                 self.calibrators,
                 shared,
-                lambda lane, words: self._setup(lane.process, words),
+                lambda lane, words: self._setups.of(lane.process, words),
             )
 
     @property
     def lane_ids(self) -> tuple[LaneId, ...]:
         """All lanes, up or not."""
         return tuple(self._lanes)
-
-    @property
-    def makes_lanes(self) -> bool:
-        """True where trust domains get lanes of their own: where a lane has its own process."""
-        return self.successors is not None
 
     @property
     def has_room_for_lanes(self) -> bool:
@@ -306,17 +298,7 @@ class LanePool:
 
     def look(self, lane_id: LaneId, task_id: TaskId) -> LaneLook | None:
         """Return what the lane, which runs that task, does now; None when its process is gone."""
-        lane = self._lanes[lane_id]
-        process, pid = lane.process, lane.process.pid
-        seen = None if pid is None else look(pid)
-        if seen is None or seen.state is LaneState.STOPPED:
-            return seen
-        if process.place is not None:
-            # The process's threads do not show what its device does for the lane.
-            return msgspec.structs.replace(seen, state=LaneState.BUSY, cpu_ns=Nanos(clock.now_ns()))
-        if seen.state is LaneState.ASLEEP and self._shared.runs(lane.words) != task_id:
-            return msgspec.structs.replace(seen, state=LaneState.IDLE)
-        return seen
+        return look_at(self._lanes[lane_id], self._shared, task_id)
 
     def calibrator(
         self, domain: str = "", writable: tuple[str, ...] = ()
@@ -326,14 +308,9 @@ class LanePool:
         It runs on the first device, and what it finds is valid for all. It may do what lanes of the
         trust domain may, and write to `writable` folders. Raises NotReady while the server stops.
         """
-        process = self._processes[0]
-        place = None if process.place is None else process.place.for_calibration()
-        setup = replace(
-            self._setup(process, _CALIBRATORS_WORDS),
-            name="calibrator",
-            place=place,
-            niceness=min(self._niceness, self.calibrators.niceness),
-            confinement=self._confinement and self._confinement(domain).for_calibration(writable),
+        most_niceness = self.calibrators.niceness
+        setup = self._setups.of_calibrator(
+            self._processes[0], _CALIBRATORS_WORDS, domain, most_niceness, writable
         )
         return self.calibrators.start(setup, self._shared.fd)
 
@@ -361,24 +338,8 @@ class LanePool:
 
     def _start(self, process: LaneProcess) -> Started:
         """Start a process; return it with our ends of its lanes' channels, in their order."""
-        setup = self._setup(process, process.lanes[0].words)
+        setup = self._setups.of(process, process.lanes[0].words)
         return processes.start(setup, len(process.lanes), self._shared.fd)
-
-    def _setup(self, process: LaneProcess, number: int) -> LaneSetup:
-        """Return the setup of a process whose first lane has the words of that number."""
-        rules = self._confinement
-        return LaneSetup(
-            name=process.name,
-            cores=process.lanes[0].cores,
-            threads=self._threads,
-            pool_capacity_bytes=self._shared.capacity_bytes,
-            words_offset_bytes=self._shared.words_offset_bytes(number),
-            log_level=logging.getLogger().getEffectiveLevel(),
-            keep_bytes=self._keep_bytes,
-            niceness=self._niceness,
-            place=process.place,
-            confinement=rules and rules(process.domain),
-        )
 
     def _kill_all(self) -> None:
         for process in self._processes:

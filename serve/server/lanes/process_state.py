@@ -3,7 +3,12 @@
 import os
 from pathlib import Path
 
-from serve.core.types import LaneLook, LaneState, Nanos
+import msgspec
+
+from serve.core.types import LaneLook, LaneState, Nanos, TaskId
+from serve.ipc.shared_pool import SharedPool
+from serve.server import clock
+from serve.server.lanes.lane_handle import LaneHandle
 
 _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 #: Fields of `stat` after the name, which may hold any character.
@@ -26,6 +31,20 @@ def look(pid: int) -> LaneLook | None:
     except OSError:
         return None  # or a thread of it is gone, which is progress too
     return LaneLook(_state(states), Nanos(ticks * _TICK_NS), switches)
+
+
+def look_at(lane: LaneHandle, shared: SharedPool, task_id: TaskId) -> LaneLook | None:
+    """Return what a lane, which runs that task, does now; None when its process is gone."""
+    process, pid = lane.process, lane.process.pid
+    seen = None if pid is None else look(pid)
+    if seen is None or seen.state is LaneState.STOPPED:
+        return seen
+    if process.place is not None:
+        # The process's threads do not show what its device does for the lane.
+        return msgspec.structs.replace(seen, state=LaneState.BUSY, cpu_ns=Nanos(clock.now_ns()))
+    if seen.state is LaneState.ASLEEP and shared.runs(lane.words) != task_id:
+        return msgspec.structs.replace(seen, state=LaneState.IDLE)
+    return seen
 
 
 def _state(states: set[str]) -> LaneState:

@@ -1,0 +1,88 @@
+"""Watch over the temporary files of lanes: one that takes too much disk is ended.
+
+The kernel limits each file (RLIMIT_FSIZE), and nobody but root may limit a folder. So a thread adds
+up what a lane's folder holds, and files that are open and have no name any more. The folder goes
+when another lane starts.
+"""
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from serve.core.types import LaneId
+from serve.scratch import folder_of
+
+_EVERY_S = 1.0
+#: Unit of `st_blocks`.
+_BLOCK_BYTES = 512
+
+
+class LaneFolders:
+    """Adds up the temporary files of all lanes once a second."""
+
+    def __init__(
+        self,
+        pids: Callable[[], Mapping[LaneId, int]],
+        end: Callable[[LaneId, str], None],
+        most_bytes: int,
+    ) -> None:
+        """`pids` returns the process of each lane; `end` ends a lane, and is told why."""
+        self._pids, self._end, self._most_bytes = pids, end, most_bytes
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lane folders", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread; raises RuntimeError when the system has none."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stopping.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopping.wait(_EVERY_S):
+            for lane_id, pid in self._pids().items():
+                taken_bytes = temporary_bytes(pid)
+                if taken_bytes > self._most_bytes:
+                    self._end(
+                        lane_id,
+                        f"its temporary files take {taken_bytes} bytes, of {self._most_bytes}"
+                        " (device.max_lane_files)",
+                    )
+
+
+def temporary_bytes(pid: int) -> int:
+    """Return the disk that the temporary files of a lane's process take; 0 outside of a server."""
+    folder = folder_of(pid)
+    if folder is None:
+        return 0
+    # By number: a file may be there by several names.
+    found: dict[int, int] = {}
+    with suppress(OSError):
+        device = folder.stat().st_dev
+        for status in (*_in(folder), *_open_without_name(pid, device)):
+            found[status.st_ino] = status.st_blocks * _BLOCK_BYTES
+    return sum(found.values())
+
+
+def _in(folder: Path) -> Iterator[os.stat_result]:
+    """Yield the status of all that is in the folder and below."""
+    for parent, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            with suppress(OSError):
+                yield os.lstat(os.path.join(parent, name))
+
+
+def _open_without_name(pid: int, device: int) -> Iterator[os.stat_result]:
+    """Yield the status of the files of that device that a process holds and that have no name."""
+    fds = f"/proc/{pid}/fd"
+    with suppress(OSError):
+        for fd in os.listdir(fds):
+            with suppress(OSError):
+                status = os.stat(f"{fds}/{fd}")
+                if status.st_dev == device and not status.st_nlink:
+                    yield status
