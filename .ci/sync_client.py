@@ -43,7 +43,7 @@ RULES = [
     (r"\n    Async(Iterable|Iterator),(?=.*\n    \1,)", ""),
     (r"__a(enter|exit)__", r"__\1__"),
     (
-        r"\bAsync(Background|Bell|Channel|Client|ClusterTransport|Iterable|Iterator|Question|Requester|Transport|Turns|Unary|Versions)\b",
+        r"\bAsync(Background|Bell|Calls|Channel|Client|ClusterTransport|Iterable|Iterator|Question|Requester|Transport|Turns|Unary|Versions)\b",
         r"\1",
     ),
     (r"\b(?:async|await) ", ""),

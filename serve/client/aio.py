@@ -256,7 +256,8 @@ class AsyncClient(AsyncVersions):
             fanouts=fanouts_text(fanouts) or "",
             node_type=node_type,
         )
-        return Estimate.of(await self._connection.call(self._connection.own.Estimate, request))
+        method = self._connection.own.Estimate
+        return Estimate.of(await self._connection.call(method, request, graph=graph))
 
     async def report(self, since_s: float = 0.0) -> dict[str, Any]:
         """Return the QoS report over the last `since_s` seconds (0: all requests kept).
@@ -277,7 +278,7 @@ class AsyncClient(AsyncVersions):
     async def graphs(self, name: str = "") -> tuple[GraphFacts, ...]:
         """Return the graphs that the server holds, or the one named `name`."""
         request = gnnserve_pb2.ListGraphsRequest(name=name)
-        found = await self._connection.call(self._connection.own.ListGraphs, request)
+        found = await self._connection.call(self._connection.own.ListGraphs, request, graph=name)
         return tuple(map(GraphFacts.of, found.graphs))
 
     async def update_graph(

@@ -61,7 +61,7 @@ class AsyncRequester:
         message = request.encode(tensors, self._max_message_bytes)
         connection = self._connection
         response: bytes = await connection.call(
-            connection.infer, message, limit, repeated=request.retry
+            connection.infer, message, limit, repeated=request.retry, graph=request.graph or ""
         )
         return response
 

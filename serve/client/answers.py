@@ -46,6 +46,9 @@ class QosFacts:
     seed: int | None = None
     sampled_nodes: int = 0
     sampled_edges: int = 0
+    #: For a client of several servers: which one answered, and how many the request was sent to.
+    machine: str = ""
+    attempts: int = 0
 
     @classmethod
     def of(cls, parameters: Mapping[str, ParameterValue]) -> "QosFacts":

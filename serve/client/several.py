@@ -15,7 +15,7 @@ from typing import Any
 
 import grpc
 
-from serve.client.errors import ClientError, Exhausted, TimedOut, Unavailable
+from serve.client.errors import ClientError, Exhausted, NotFound, TimedOut, Unavailable
 from serve.core.cluster.commands import (
     ClusterCommand,
     EndRequest,
@@ -34,6 +34,7 @@ from serve.core.cluster.events import (
     RequestGivenUp,
     TimePassed,
 )
+from serve.core.cluster.members import MachineState
 from serve.core.cluster.probing import Probe, events_of
 from serve.core.cluster.views import MachineFacts, RoutedRequest
 
@@ -43,6 +44,8 @@ PROBE_EVERY_S = 0.2
 PROBE_S = 0.3
 #: How long a call waits when no server is ready, before it fails as with one server.
 _PATIENCE_NS = 500_000_000
+#: How long a call waits at most when all servers are full; the caller's time limit is mostly less.
+_FULL_PATIENCE_NS = 60_000_000_000
 #: Channels try again this often to reach a server that was not there.
 RECONNECT_MS = 1000
 #: Servers of one client, each of which takes a task or a thread.
@@ -200,6 +203,8 @@ class Route:
         """Return the error to raise when there is no answer."""
         if end.reason is NoAnswer.EXPIRED:
             return TimedOut.local(end.message)
+        if end.reason is NoAnswer.NO_GRAPH:
+            return NotFound.local(end.message)
         if self.failure is not None:
             return self.failure
         if end.reason is NoAnswer.FRONT_FULL:
@@ -211,7 +216,10 @@ class Routes:
     """All calls of one client. Thread-safe."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        params = DispatchParams(rule="count", patience_ns=_PATIENCE_NS, seed=random.getrandbits(31))
+        params = DispatchParams(
+            rule="count", patience_ns=_PATIENCE_NS, full_patience_ns=_FULL_PATIENCE_NS,
+            seed=random.getrandbits(31),
+        )  # fmt: skip
         self._lock = threading.Lock()
         self._dispatcher = Dispatcher(params)
         self._routes: dict[int, Route] = {}
@@ -219,13 +227,14 @@ class Routes:
         for name in names:
             self._tell(MachineAnnounced(MachineFacts(name)))
 
-    def begin(self, bell: AsyncBell | Bell, timeout_s: float | None) -> Route:
-        """Return the route of a call that begins now."""
+    def begin(self, bell: AsyncBell | Bell, timeout_s: float | None, graph: str = "") -> Route:
+        """Return the route of a call that begins now, to a server that holds the graph."""
         with self._lock:
             route = Route(next(self._ids), bell)
             self._routes[route.request_id] = route
             ends_ns = None if timeout_s is None else time.monotonic_ns() + int(timeout_s * 1e9)
-            self._tell(RequestArrived(RoutedRequest(route.request_id, "", expires_ns=ends_ns)))
+            routed = RoutedRequest(route.request_id, "", expires_ns=ends_ns, graph=graph)
+            self._tell(RequestArrived(routed))
         return route
 
     def next_step(self, route: Route) -> SendAttempt | EndRequest | None:
@@ -271,10 +280,16 @@ class Routes:
             self._tell(RequestGivenUp(route.request_id))
             del self._routes[route.request_id]
 
-    def probed(self, name: str, probe: Probe) -> None:
-        """Know what came of asking a server whether it is ready."""
+    def is_ready(self, name: str) -> bool:
+        """Return True when a server gets calls."""
         with self._lock:
-            for event in events_of(probe, name, self._dispatcher.members):
+            member = self._dispatcher.members.get(name)
+            return member is not None and member.state is MachineState.READY
+
+    def probed(self, name: str, probe: Probe, graphs: frozenset[str] | None = None) -> None:
+        """Know what came of asking a server whether it is ready, and which graphs it holds."""
+        with self._lock:
+            for event in events_of(probe, name, self._dispatcher.members, graphs):
                 self._tell(event)
 
     def _tell(self, event: object) -> None:

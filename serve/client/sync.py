@@ -251,7 +251,8 @@ class Client(Versions):
             fanouts=fanouts_text(fanouts) or "",
             node_type=node_type,
         )
-        return Estimate.of(self._connection.call(self._connection.own.Estimate, request))
+        method = self._connection.own.Estimate
+        return Estimate.of(self._connection.call(method, request, graph=graph))
 
     def report(self, since_s: float = 0.0) -> dict[str, Any]:
         """Return the QoS report over the last `since_s` seconds (0: all requests kept).
@@ -270,7 +271,7 @@ class Client(Versions):
     def graphs(self, name: str = "") -> tuple[GraphFacts, ...]:
         """Return the graphs that the server holds, or the one named `name`."""
         request = gnnserve_pb2.ListGraphsRequest(name=name)
-        found = self._connection.call(self._connection.own.ListGraphs, request)
+        found = self._connection.call(self._connection.own.ListGraphs, request, graph=name)
         return tuple(map(GraphFacts.of, found.graphs))
 
     def update_graph(

@@ -21,10 +21,13 @@ from serve.client.several import (
     Routes,
     Unary,
 )
+from serve.client.several_streams import Calls, graph_of, marked, stream_message
 from serve.client.sync_connection import Channel, Transport
 from serve.core.cluster.commands import EndRequest, SendAttempt
 from serve.core.cluster.probing import Probe
+from serve.pb import gnnserve_pb2
 from serve.pb import grpc_service_pb2 as pb
+from serve.wire.messages import decode_request
 
 
 class _Methods:
@@ -76,11 +79,31 @@ class ClusterTransport(Transport):
         self._probes.join()
 
     def stream(self, messages: Iterator[bytes], timeout_s: float | None) -> Any:
-        """Refuse: a stream is of one server, and would end with it."""
-        raise InvalidRequest.local("a stream goes to one server; make a client of that server")
+        """Begin a stream of requests, each of which goes to the server that has the fewest.
+
+        Each is a call of its own, so that none is lost with a server.
+        """
+        self._require_open()
+        limit = TimeLimit(timeout_s)
+
+        def answered(message: bytes) -> bytes:
+            request = decode_request(message)
+            found = self._attempt(
+                self.infer, message, limit, changes=False, once=False, graph=graph_of(request)
+            )
+            return stream_message(found, request.request_id)
+
+        return Calls(answered, messages, limit)
 
     def _attempt(
-        self, method: Any, request: object, limit: TimeLimit, *, changes: bool, once: bool
+        self,
+        method: Any,
+        request: object,
+        limit: TimeLimit,
+        *,
+        changes: bool,
+        once: bool,
+        graph: str,
     ) -> Any:
         """Return the answer or the error of one round through the servers."""
         self._require_open()
@@ -89,7 +112,7 @@ class ClusterTransport(Transport):
                 "what changes a server goes to each of them; make a client of each"
             )
         self._start_probes()
-        route = self._routes.begin(Bell(), limit.remaining_s)
+        route = self._routes.begin(Bell(), limit.remaining_s, graph)
         try:
             while True:
                 step = self._routes.next_step(route)
@@ -101,7 +124,8 @@ class ClusterTransport(Transport):
                     found = self._sent(route, step, method, request, limit)
                     failure = found if isinstance(found, ClientError) else None
                     if found is not None and self._routes.ended(route, step.attempt, failure, once):
-                        return found
+                        # Only answers to requests for inference are bytes.
+                        return marked(found, step) if isinstance(found, bytes) else found
         finally:
             self._routes.end(route)
 
@@ -133,11 +157,27 @@ class ClusterTransport(Transport):
         while not self._closed:
             began_s = time.monotonic()
             try:
-                self._routes.probed(name, probe(self._channels[name]))
+                channel = self._channels[name]
+                found = probe(channel)
+                if found is Probe.READY and not self._routes.is_ready(name):
+                    # It may have been started with others.
+                    self._routes.probed(name, found, held_graphs(channel))
+                else:
+                    self._routes.probed(name, found)
             except (CallWithdrawn, ValueError):
                 return  # the client was closed
             took_s = time.monotonic() - began_s
             self._bells[name].wait(max(0.0, PROBE_EVERY_S - took_s))
+
+
+def held_graphs(channel: Channel) -> frozenset[str] | None:
+    """Ask a server which graphs it holds; returns None when it does not say."""
+    method, request = channel.own.ListGraphs, gnnserve_pb2.ListGraphsRequest()
+    try:
+        said = Unary(method, request, PROBE_S, channel.metadata()).outcome()
+    except grpc.RpcError:
+        return None
+    return frozenset(graph.name for graph in said.graphs)
 
 
 def probe(channel: Channel) -> Probe:

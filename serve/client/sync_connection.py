@@ -90,6 +90,7 @@ class Transport:
         *,
         changes: bool = False,
         repeated: bool = True,
+        graph: str = "",
     ) -> ResultT:
         """Make a call, again where that is safe, and convert its errors.
 
@@ -99,11 +100,15 @@ class Transport:
             limit: Time limit of all attempts; None for the client's default from now on.
             changes: True when the call changes the server.
             repeated: False to make the call once.
+            graph: Graph that the server must hold; empty for none. One of several servers is chosen
+                by it.
         """
         limit = limit or TimeLimit(self.timeout_s)
         attempts = Attempts(limit, changes=changes, repeated=repeated)
         while True:
-            failure = self._attempt(method, request, limit, changes=changes, once=not repeated)
+            failure = self._attempt(
+                method, request, limit, changes=changes, once=not repeated, graph=graph
+            )
             if not isinstance(failure, ClientError):
                 return failure
             wait_s = attempts.wait_s(failure)
@@ -124,6 +129,7 @@ class Transport:
         *,
         changes: bool,
         once: bool,
+        graph: str,
     ) -> ResultT | ClientError:
         """Return the answer or the error of one attempt.
 

@@ -58,7 +58,9 @@ class Requester:
         """Send `request` with `tensors` in the message; returns the response."""
         message = request.encode(tensors, self._max_message_bytes)
         connection = self._connection
-        response: bytes = connection.call(connection.infer, message, limit, repeated=request.retry)
+        response: bytes = connection.call(
+            connection.infer, message, limit, repeated=request.retry, graph=request.graph or ""
+        )
         return response
 
     def _infer_shared(

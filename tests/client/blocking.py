@@ -30,7 +30,9 @@ class Blocking:
     def __getattr__(self, name):
         method = getattr(self._client, name)
         if name == "infer_stream":
-            return lambda requests: self._runner.run(collect(method(requests)))
+            return lambda requests, **options: self._runner.run(
+                collect(method(requests, **options))
+            )
         return lambda *args, **kwargs: self._runner.run(method(*args, **kwargs))
 
 

@@ -39,6 +39,8 @@ class SmallServer:
         self.in_flight = self.most_in_flight = 0
         #: (status, ms after which to try again or None), one for each call of a method to refuse.
         self.refusals = {}
+        #: Calls of all methods at once above which it refuses requests.
+        self.room = 10**6
         #: Token that calls must bring.
         self.token = None
         #: Metadata and time left of the last call.
@@ -49,6 +51,8 @@ class SmallServer:
         #: Calls wait for it before they are answered.
         self.go = threading.Event()
         self.go.set()
+        #: Graphs that it says it holds; None: it does not say.
+        self.graphs = None
         self.inputs = [("x", "FP32", (-1, 2)), ("edge_index", "INT64", (2, -1))]
 
     def _guarded(self, name: str, behavior: Callable, to_bytes: Callable) -> grpc.RpcMethodHandler:
@@ -59,10 +63,14 @@ class SmallServer:
                 self.most_in_flight = max(self.most_in_flight, self.in_flight)
                 self.metadata = dict(context.invocation_metadata())
                 self.remaining_s = context.time_remaining()
+                full = name == "ModelInfer" and self.in_flight > self.room
                 refusal = next(iter(self.refusals.get(name, ())), None)
                 if refusal is not None:
                     self.refusals[name].pop(0)
             try:
+                if full:
+                    context.set_trailing_metadata(((RETRY_TRAILER, "10000000"),))
+                    context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
                 self.go.wait()
                 if self.token and self.metadata.get("authorization") != f"Bearer {self.token}":
                     context.abort(grpc.StatusCode.UNAUTHENTICATED, "who are you?")
@@ -80,9 +88,22 @@ class SmallServer:
 
     def infer(self, message):
         request = decode_request(message)
+        with self.lock:
+            self.calls["graph", request.parameters.get("graph")] += 1
         rows = next(each.shape[0] for each in request.inputs if each.name == "x")
         output = np.full((rows, 1), len(request.inputs), np.float32)
-        return encode_response(request.model, {"output": output}, version="1")
+        return encode_response(
+            request.model, {"output": output}, version="1", request_id=request.request_id
+        )
+
+    def held(self, message):
+        """Answer ListGraphs; raises what a server without it has."""
+        if self.graphs is None:
+            raise NotImplementedError
+        answer = gnnserve_pb2.ListGraphsResponse()
+        for name in self.graphs:
+            answer.graphs.add(name=name)
+        return answer
 
     def metadata_of(self, message):
         request = pb.ModelMetadataRequest.FromString(message)
@@ -113,10 +134,11 @@ class SmallServer:
             (
                 OWN,
                 {
+                    "ListGraphs": (self.held, lambda m: m.SerializeToString()),
                     "UpdateGraph": (
                         lambda _: gnnserve_pb2.UpdateGraphResponse(),
                         lambda m: m.SerializeToString(),
-                    )
+                    ),
                 },
             ),
         ):

@@ -20,8 +20,10 @@ from bench.kit.waiting import PATIENCE_S, eventually, wait_for
 from serve.client import Client
 from serve.client.errors import (
     Cancelled,
+    ClientError,
     Exhausted,
     InvalidRequest,
+    NotFound,
     ServerFault,
     TimedOut,
     Unavailable,
@@ -97,12 +99,102 @@ def test_what_one_refuses_another_takes(make, pair):
             server.refusals["ModelInfer"] = [(grpc.StatusCode.RESOURCE_EXHAUSTED, 10**6)]
         before = sum(server.calls["ModelInfer"] for server in servers)
         with pytest.raises(Exhausted, match="refused") as caught:
-            client.infer("m", timeout_s=5, **GRAPH)
+            client.infer("m", timeout_s=0.5, **GRAPH)
         assert caught.value.retry_after_s == 1000
         assert sum(server.calls["ModelInfer"] for server in servers) == before + 2
         servers[0].refusals["ModelInfer"] = [(grpc.StatusCode.RESOURCE_EXHAUSTED, 10**6)] * 50
         for _ in range(10):
             assert rows(client.infer("m", **GRAPH)) == 3
+
+
+def test_a_call_waits_for_a_place_while_all_are_full(pair):
+    servers, target = pair
+    with Client(target, timeout_s=PATIENCE_S) as client, ThreadPoolExecutor(8) as threads:
+        client.infer("m", **GRAPH)
+        for server in servers:
+            server.go.clear()
+        first = [threads.submit(client.infer, "m", **GRAPH) for _ in range(2)]
+        eventually(lambda: all(server.in_flight for server in servers))
+        before = [server.calls["ModelInfer"] for server in servers]
+        for server in servers:
+            server.room = 1
+        second = threads.submit(client.infer, "m", **GRAPH)
+        wait_for(
+            lambda: all(
+                server.calls["ModelInfer"] > count
+                for server, count in zip(servers, before, strict=True)
+            ),
+            "both to refuse",
+        )
+        for server in servers:
+            server.go.set()
+        assert [rows(call.result(PATIENCE_S)) for call in (*first, second)] == [3] * 3
+
+
+def test_a_request_goes_to_the_server_that_holds_its_graph(make):
+    servers = [SmallServer(), SmallServer()]
+    servers[0].graphs, servers[1].graphs = ["roads"], ["roads", "papers"]
+    with ExitStack() as stack:
+        ports = [stack.enter_context(server.running()) for server in servers]
+        with make(",".join(f"127.0.0.1:{port}" for port in ports)) as client:
+            for _ in range(8):
+                assert rows(client.infer("m", graph="papers", **GRAPH)) == 3
+            assert servers[0].calls["graph", "papers"] == 0
+            with pytest.raises(NotFound, match="graph 'rivers' is on none of 2 machines"):
+                client.infer("m", graph="rivers", **GRAPH)
+
+
+def test_answers_name_their_server(make, pair):
+    _, target = pair
+    with make(target) as client:
+        answer = client.infer("m", **GRAPH)
+        assert answer.qos.machine in target.split(",")
+        assert answer.qos.attempts == 1
+        assert (answer.model, answer.version, rows(answer)) == ("m", "1", 3)
+
+
+def test_requests_of_a_stream_are_spread_and_survive_a_server(make):
+    first, second = SmallProcess(free_ports(1)[0]), SmallServer()
+    with ExitStack() as stack, second.running() as port:
+        first.start()
+        stack.callback(first.end)
+        with make(f"127.0.0.1:{first.port},127.0.0.1:{port}", timeout_s=PATIENCE_S) as client:
+            for _ in range(50):
+                assert rows(client.infer("m", **GRAPH)) == 3
+            before = second.calls["ModelInfer"]
+
+            def requests():
+                for number in range(200):
+                    if number == 100:
+                        stack.close()
+                    x = np.zeros((1 + number % 7, 2), np.float32)
+                    yield Request(model="m", x=x, edge_index=[[0], [0]])
+                yield Request(model="m", x="no array", edge_index=[[0], [0]])
+
+            found = dict(client.infer_stream(requests(), timeout_s=PATIENCE_S))
+    assert sorted(found) == list(range(201))
+    assert isinstance(found.pop(200), ClientError)
+    assert all(rows(answer) == 1 + number % 7 for number, answer in found.items())
+    assert before < second.calls["ModelInfer"] < before + 200
+
+
+def test_a_stream_has_an_end_and_failed_requests_do_not_end_it(make, pair):
+    servers, target = pair
+    servers[0].refusals["ModelInfer"] = [(grpc.StatusCode.INTERNAL, None)]
+    servers[1].refusals["ModelInfer"] = [(grpc.StatusCode.INTERNAL, None)]
+    with make(target) as client:
+        wanted = [Request(model="m", request_id=f"r{n}", **GRAPH) for n in range(20)]
+        found = [outcome for _, outcome in client.infer_stream(wanted)]
+        # The second server may not have been ready yet.
+        assert 1 <= sum(isinstance(one, ServerFault) for one in found) <= 2
+        assert len(found) == 20
+        for server in servers:
+            server.go.clear()
+        with pytest.raises(TimedOut):
+            list(client.infer_stream(wanted, timeout_s=0.5))
+        for server in servers:
+            server.go.set()
+        assert list(client.infer_stream([])) == []
 
 
 def test_an_error_that_others_would_give_too_is_the_answer(make, pair):
@@ -196,11 +288,8 @@ def test_what_is_of_one_server_is_refused(make, pair):
         make(target, shared_memory_bytes=1 << 20)
     with pytest.raises(ValueError, match="none twice"):
         make("127.0.0.1:1,127.0.0.1:1")
-    with make(target) as client:
-        with pytest.raises(InvalidRequest, match="goes to each of them"):
-            client.load("m")
-        with pytest.raises(InvalidRequest, match="a stream goes to one server"):
-            list(client.infer_stream([Request(model="m", **GRAPH)]))
+    with make(target) as client, pytest.raises(InvalidRequest, match="goes to each of them"):
+        client.load("m")
 
 
 def test_one_server_needs_nothing_of_several():

@@ -9,6 +9,8 @@ class NoAnswer(Enum):
 
     #: No machine has its model.
     NO_MODEL = "no_model"
+    #: No machine that has its model holds its graph.
+    NO_GRAPH = "no_graph"
     #: No machine that has its model has the memory.
     TOO_BIG = "too_big"
     #: As many requests are with this front as may be.

@@ -6,8 +6,10 @@ happens:
 - every request that arrives ends exactly once, by ``PassAnswer`` or ``EndRequest``;
 - at most one attempt of a request is waited for, and only its answer is passed on;
 - what changes the server is sent again only when the machine before said that it did not take it;
-- no request goes to a machine that is not ready, that cannot hold it, or that failed it before;
-- every wait ends: with the caller's time, or after `patience_ns` without a machine.
+- no request goes to a machine that is not ready, that cannot hold it, or that failed it before,
+  unless that machine refused it and may have a place now;
+- every wait ends: with the caller's time, or after `patience_ns` without a machine, or
+  `full_patience_ns` after every machine refused it.
 
 When an answer is late does not depend on where it comes from: ``RoutedRequest.due_ns`` is fixed
 when the request arrives, from its solo time on the reference pool (``promise``).
@@ -43,13 +45,16 @@ from serve.core.cluster.events import (
     RequestGivenUp,
     TimePassed,
 )
+from serve.core.cluster.flight import Flight, never, sooner, unrouted
 from serve.core.cluster.members import MOST_MISSES, MachineState, Member, Members
-from serve.core.cluster.route import RULES, choose
-from serve.core.cluster.views import MachineView, RoutedRequest
+from serve.core.cluster.route import RULES, choose, mixed
+from serve.core.cluster.views import MachineView
 from serve.errors import ConfigError, InvariantViolation
 
 #: Ends of requests that are over, kept besides as many as there are requests.
 _SPARE_ENDS = 1024
+#: A machine that asked for no wait, or a shorter one, is tried again after this.
+_LEAST_WAIT_NS = 10_000_000
 _EXPIRED = "the caller's time has passed"
 
 
@@ -67,6 +72,8 @@ class DispatchParams:
     most_attempts: int = 4
     #: How long a request waits for a machine when none is ready.
     patience_ns: int = 2_000_000_000
+    #: How long a request that every machine refused waits for one to have a place.
+    full_patience_ns: int = 0
     #: Requests without an answer.
     most_requests: int = 100_000
     #: Probes missed in a row after which a machine is gone.
@@ -78,27 +85,9 @@ class DispatchParams:
         if self.rule not in RULES:
             raise ConfigError(f"unknown rule '{self.rule}'; known: {', '.join(RULES)}")
         least = min(self.most_attempts, self.most_requests, self.most_misses)
-        if least < 1 or self.patience_ns < 0 or (self.choices is not None and self.choices < 1):
+        patience_ns = min(self.patience_ns, self.full_patience_ns)
+        if least < 1 or patience_ns < 0 or (self.choices is not None and self.choices < 1):
             raise ConfigError(f"limits must be at least 1 and patience at least 0, got {self}")
-
-
-class Flight:
-    """Request of a front that has no answer yet."""
-
-    __slots__ = ("attempt", "avoid", "member", "refusal", "request", "until_ns")
-
-    def __init__(self, request: RoutedRequest) -> None:
-        self.request = request
-        #: Attempts so far.
-        self.attempt = 0
-        #: Where it is; None while it waits for a machine.
-        self.member: Member | None = None
-        #: Machines that failed it.
-        self.avoid: set[MachineView] = set()
-        #: The refusal that asks for the shortest wait, if machines refused it.
-        self.refusal: AttemptFailed | None = None
-        #: When it waits no longer for a machine.
-        self.until_ns = 0
 
 
 class Dispatcher:
@@ -206,8 +195,10 @@ class Dispatcher:
             return
         assert flight.member is not None
         self._out.append(PassAnswer(event.request_id, event.attempt, flight.member.name))
+        member = flight.member
         self._leave_machine(flight)
         self._forget(flight)
+        self._offer_place(member.view)
 
     def _attempt_failed(self, event: AttemptFailed) -> None:
         flight = self._awaited(event.request_id, event.attempt)
@@ -220,8 +211,10 @@ class Dispatcher:
         if not refused:
             facts = member.view.facts
             self._machine_changed(ContactLost(facts.name, facts.incarnation))
-        if refused and _sooner(event, flight.refusal):
-            flight.refusal = event
+        if refused:
+            flight.refused_by.add(member.view)
+            if sooner(event, flight.refusal):
+                flight.refusal = event
         self._route_again(flight, event.message, may_be_done=not refused)
 
     def _awaited(self, request_id: int, attempt: int) -> Flight | None:
@@ -238,10 +231,16 @@ class Dispatcher:
             return
         expires_ns = flight.request.expires_ns
         if expires_ns is not None and expires_ns <= self._now_ns:
+            if flight.member is None and flight.refusal is not None:
+                self._end_unrouted(flight)  # which tells more
+                return
             self._leave_machine(flight, withdraw=True)
             self._end(flight, NoAnswer.EXPIRED, _EXPIRED)
         elif flight.member is None and flight.until_ns <= self._now_ns:
-            self._end_unrouted(flight)
+            if flight.refused_by and not flight.waited_long_enough(self._now_ns):
+                self._ask_all_again(flight)
+            else:
+                self._end_unrouted(flight)
 
     # -- routing ----------------------------------------------------------------------------------
 
@@ -262,8 +261,8 @@ class Dispatcher:
             view.sent(request)
             self._out.append(SendAttempt(request.request_id, flight.attempt, view.facts.name))
         elif flight.refusal is not None:
-            self._end_unrouted(flight)
-        elif (refusal := self._never(request)) is not None:
+            self._wait_full(flight)
+        elif (refusal := never(request, [one.view.facts for one in self._members])) is not None:
             self._end(flight, *refusal)
         elif request.request_id not in self._waiting:
             self._waiting[request.request_id] = flight
@@ -275,38 +274,48 @@ class Dispatcher:
         if may_be_done and flight.request.changes:
             message = f"{why or 'the machine was lost'}; it may have been carried out"
             self._end(flight, NoAnswer.UNAVAILABLE, message)
-        elif flight.attempt >= self.params.most_attempts:
-            self._end_unrouted(flight)
-        else:
+        elif flight.attempt - flight.spared < self.params.most_attempts:
             self._route(flight)
+        elif flight.refused_by:
+            self._wait_full(flight)
+        else:
+            self._end_unrouted(flight)
 
-    def _never(self, request: RoutedRequest) -> tuple[NoAnswer, str] | None:
-        """Return why no machine that is known could ever serve it; None when one could."""
-        facts = [member.view.facts for member in self._members]
-        if not facts or any(one.can_hold(request) for one in facts):
-            return None
-        having = [one for one in facts if one.has_model(request.model)]
-        if not having:
-            message = f"model '{request.model}' is on none of {len(facts)} machines"
-            return NoAnswer.NO_MODEL, message
-        most_bytes = max(one.budget_bytes or 0 for one in having)
-        message = (
-            f"needs {request.need_bytes} bytes, the largest of {len(having)} machines that have "
-            f"'{request.model}' has {most_bytes} for tasks"
-        )
-        return NoAnswer.TOO_BIG, message
+    def _wait_full(self, flight: Flight) -> None:
+        """Have a request that every machine refused wait for a place, or end it."""
+        if flight.request.request_id in self._waiting:
+            return
+        if flight.full_until_ns is None:
+            flight.full_until_ns = self._now_ns + self.params.full_patience_ns
+        if flight.waited_long_enough(self._now_ns):
+            self._end_unrouted(flight)
+            return
+        asked_ns = 0 if flight.refusal is None else flight.refusal.retry_after_ns or 0
+        spread_ns = asked_ns * (mixed(flight.request.request_id) % 256) // 1024
+        wait_ns = max(_LEAST_WAIT_NS, asked_ns + spread_ns)
+        self._waiting[flight.request.request_id] = flight
+        flight.until_ns = min(self._now_ns + wait_ns, flight.full_until_ns)
+        heapq.heappush(self._ends, (flight.until_ns, flight.request.request_id))
+
+    def _ask_all_again(self, flight: Flight) -> None:
+        """Send a request to machines that refused it, as they asked for."""
+        del self._waiting[flight.request.request_id]
+        for view in tuple(flight.refused_by):
+            flight.ask_again(view)
+        flight.refusal = None
+        self._route(flight)
+
+    def _offer_place(self, view: MachineView) -> None:
+        """Give the place of a request that was answered to the first that was refused there."""
+        for flight in self._waiting.values():
+            if view in flight.refused_by:
+                flight.ask_again(view)
+                self._route(flight)
+                return
 
     def _end_unrouted(self, flight: Flight) -> None:
         """End a request that no machine took."""
-        refusal = flight.refusal
-        if refusal is not None:
-            tried = len(flight.avoid)
-            message = f"{tried} machines did not take it: {refusal.message}"
-            self._end(flight, NoAnswer.REFUSED, message, refusal.retry_after_ns)
-            return
-        reached = f"{len(flight.avoid)} were lost with it" if flight.avoid else "none is ready"
-        message = f"of {len(self._members)} machines {reached}"
-        self._end(flight, NoAnswer.UNAVAILABLE, message)
+        self._end(flight, *unrouted(flight, len(self._members)))
 
     def _end(
         self, flight: Flight, reason: NoAnswer, message: str, retry_after_ns: int | None = None
@@ -380,11 +389,3 @@ class Dispatcher:
         facts = member.view.facts
         self._members.forget(member)
         self._out.append(MachineDrained(facts.name, facts.incarnation))
-
-
-def _sooner(refusal: AttemptFailed, known: AttemptFailed | None) -> bool:
-    """Return True when a refusal asks for a shorter wait than the one that is known."""
-    if known is None:
-        return True
-    asked_ns, known_ns = refusal.retry_after_ns, known.retry_after_ns
-    return asked_ns is not None and (known_ns is None or asked_ns < known_ns)

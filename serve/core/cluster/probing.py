@@ -1,5 +1,6 @@
 """What a look at a machine means for its life."""
 
+from dataclasses import replace
 from enum import Enum
 
 from serve.core.cluster.events import (
@@ -25,10 +26,13 @@ class Probe(Enum):
     UNREACHED = "unreached"
 
 
-def events_of(probe: Probe, name: str, members: Members) -> list[MachineEvent]:
+def events_of(
+    probe: Probe, name: str, members: Members, graphs: frozenset[str] | None = None
+) -> list[MachineEvent]:
     """Return the events that a look at the machine is, when nobody else announces it.
 
-    A machine that is gone and answers again joins anew.
+    A machine that is gone and answers again joins anew. One that was not ready and is may have been
+    started with other `graphs`: what it holds now; None when not known.
     """
     member = members.get(name)
     incarnation = 0 if member is None else member.view.facts.incarnation
@@ -36,7 +40,10 @@ def events_of(probe: Probe, name: str, members: Members) -> list[MachineEvent]:
         return [ProbeMissed(name, incarnation)]
     if probe is not Probe.READY:
         return [ContactLost(name, incarnation)]
-    if member is not None and member.state is not MachineState.GONE:
+    if member is not None and member.state is MachineState.READY:
         return [ProbePassed(name, incarnation)]
-    facts = MachineFacts(name, incarnation + 1)
+    if member is not None and member.state is not MachineState.GONE:
+        facts = replace(member.view.facts, graphs=graphs)
+    else:
+        facts = MachineFacts(name, incarnation + 1, graphs=graphs)
     return [MachineAnnounced(facts), ProbePassed(name, facts.incarnation)]

@@ -30,6 +30,8 @@ class RoutedRequest:
     expires_ns: int | None = None
     #: It changes the server, so it is sent again only after a refusal.
     changes: bool = False
+    #: Graph that the machine must hold; empty for none.
+    graph: str = ""
 
     def __post_init__(self) -> None:
         if self.need_bytes < 0 or not 0 <= self.run_ns <= self.solo_ns:
@@ -54,6 +56,8 @@ class MachineFacts:
     models: frozenset[str] | None = None
     #: Speed of a run, as a multiple of that on the reference pool.
     pace: float = 1.0
+    #: Graphs that it holds; None when not known, so that any may be there.
+    graphs: frozenset[str] | None = None
 
     def __post_init__(self) -> None:
         if self.cores < 1 or self.pace <= 0:
@@ -71,11 +75,15 @@ class MachineFacts:
         """Return True unless the model is known not to be there."""
         return self.models is None or model in self.models
 
+    def has_graph(self, graph: str) -> bool:
+        """Return True unless the graph is known not to be there."""
+        return not graph or self.graphs is None or graph in self.graphs
+
     def can_hold(self, request: RoutedRequest) -> bool:
-        """Return True unless its model or the memory for it is known not to be there."""
+        """Return True unless its model, graph or the memory for it is known not to be there."""
         if self.budget_bytes is not None and request.need_bytes > self.budget_bytes:
             return False
-        return self.has_model(request.model)
+        return self.has_model(request.model) and self.has_graph(request.graph)
 
 
 class MachineView:

@@ -128,6 +128,71 @@ def test_when_all_refuse_the_shortest_wait_is_told():
     assert kinds(arrive(front, 2)) == ["SendAttempt"]
 
 
+def full(**params):
+    """Two machines that have refused a request, which waits."""
+    front = dispatcher("a", "b", full_patience_ns=10 * S, **params)
+    first = arrive(front, 1, expires_ns=8 * S)[0].machine
+    second = "b" if first == "a" else "a"
+    assert front.handle(AttemptFailed(1, 1, REFUSED, "full", 5 * S), 0) == [
+        SendAttempt(1, 2, second)
+    ]
+    return front, first, second
+
+
+def test_a_request_that_all_refused_takes_the_first_place():
+    front, first, second = full()
+    other = arrive(front, 2)[0]
+    assert front.handle(AttemptFailed(1, 2, REFUSED, "full", 6 * S), 0) == []
+    assert front.waiting_count == 1
+    assert front.handle(AttemptAnswered(2, other.attempt), S) == [
+        PassAnswer(2, 1, other.machine), SendAttempt(1, 3, other.machine),
+    ]  # fmt: skip
+    assert {first, second} == {"a", "b"}
+    assert front.handle(AttemptAnswered(1, 3), 2 * S) == [PassAnswer(1, 3, other.machine)]
+
+
+def test_it_goes_to_a_machine_that_joins_meanwhile():
+    front, *_ = full()
+    front.handle(AttemptFailed(1, 2, REFUSED, "full", 6 * S), 0)
+    assert join(front, "c", now=S) == [SendAttempt(1, 3, "c")]
+
+
+def test_it_is_sent_again_after_the_wait_that_was_asked_for():
+    front, *_ = full()
+    front.handle(AttemptFailed(1, 2, REFUSED, "full", 3 * S), 0)
+    assert front.handle(TimePassed(), 3 * S - 1) == []
+    # A little later, so that those refused together do not come back together.
+    wake = front.next_wakeup()
+    assert 3 * S <= wake <= 4 * S
+    assert kinds(front.handle(TimePassed(), wake)) == ["SendAttempt"]
+
+
+def test_it_ends_refused_with_its_caller_s_time_or_patience():
+    for expires, ends in ((8 * S, 8 * S), (None, 10 * S)):
+        front = dispatcher("a", full_patience_ns=10 * S)
+        arrive(front, 1, expires_ns=expires)
+        assert front.handle(AttemptFailed(1, 1, REFUSED, "full", 100 * S), 0) == []
+        assert front.handle(TimePassed(), ends - 1) == []
+        assert front.handle(TimePassed(), ends) == [
+            EndRequest(1, NoAnswer.REFUSED, "1 machines did not take it: full", 100 * S)
+        ]
+
+
+def test_a_request_goes_where_its_graph_is():
+    front = Dispatcher(DispatchParams(rule="count"))
+    join(front, "a", graphs=frozenset({"roads"}))
+    join(front, "b", graphs=frozenset({"papers"}))
+    for request_id in range(4):
+        assert arrive(front, request_id, graph="papers") == [SendAttempt(request_id, 1, "b")]
+    (end,) = arrive(front, 9, graph="rivers")
+    assert (end.reason, end.message) == (
+        NoAnswer.NO_GRAPH, "graph 'rivers' is on none of 2 machines",
+    )  # fmt: skip
+    # One that has not said what it holds may hold it.
+    join(front, "c")
+    assert arrive(front, 10, graph="rivers") == [SendAttempt(10, 1, "c")]
+
+
 def test_a_request_goes_to_no_more_machines_than_it_may():
     front = dispatcher("a", "b", "c", most_attempts=2)
     arrive(front)
@@ -236,7 +301,14 @@ def test_ends_of_requests_that_are_over_take_no_room():
 
 
 @pytest.mark.parametrize(
-    "params", [{"rule": "best"}, {"choices": 0}, {"most_attempts": 0}, {"patience_ns": -1}]
+    "params",
+    [
+        {"rule": "best"},
+        {"choices": 0},
+        {"most_attempts": 0},
+        {"patience_ns": -1},
+        {"full_patience_ns": -1},
+    ],
 )
 def test_impossible_parameters_are_refused(params):
     with pytest.raises(ConfigError, match=r"unknown rule 'best'|at least"):
@@ -254,12 +326,13 @@ class AnyOrder(RuleBasedStateMachine):
         choices=st.sampled_from([None, 1, 2]),
         most_attempts=st.integers(1, 4),
         most_requests=st.sampled_from([4, 1000]),
+        full_patience=st.sampled_from([0, 40, 2_000_000_000]),
     )
-    def start(self, rule_name, choices, most_attempts, most_requests):
+    def start(self, rule_name, choices, most_attempts, most_requests, full_patience):
         self.front = Dispatcher(
             DispatchParams(
                 rule_name, choices, most_attempts=most_attempts, patience_ns=50,
-                most_requests=most_requests,
+                most_requests=most_requests, full_patience_ns=full_patience,
             )
         )  # fmt: skip
         self.now = 0
@@ -271,6 +344,8 @@ class AnyOrder(RuleBasedStateMachine):
         self.sent = {}
         #: What was carried out, or may have been, of requests that change a server.
         self.maybe_done = set()
+        #: Refusals by request.
+        self.refused = {}
 
     def tell(self, event):
         for command in self.front.handle(event, self.now):
@@ -289,7 +364,10 @@ class AnyOrder(RuleBasedStateMachine):
             assert member.state is MachineState.READY
             assert member.view.facts.can_hold(request)
             assert command.attempt == len(self.sent.setdefault(request_id, [])) + 1
-            assert command.attempt <= self.front.params.most_attempts
+            refused = self.refused.get(request_id, 0)
+            patient = self.front.params.full_patience_ns > 0
+            most = self.front.params.most_attempts + (refused if patient else 0)
+            assert command.attempt <= most
             assert request_id not in self.maybe_done
             self.waited[request_id] = command
             self.sent[request_id].append(command)
@@ -364,6 +442,8 @@ class AnyOrder(RuleBasedStateMachine):
         failure = LOST if how == "lost" else REFUSED
         if awaited:
             del self.waited[request_id]
+            if how == "refused":
+                self.refused[request_id] = self.refused.get(request_id, 0) + 1
             if how == "lost" and self.requests[request_id].changes:
                 self.maybe_done.add(request_id)
         self.tell(AttemptFailed(request_id, attempt, failure, "", 7))
@@ -392,8 +472,9 @@ class AnyOrder(RuleBasedStateMachine):
             member = self.front.members.get(name)
             if member is not None:
                 self.tell(MachineDied(name, member.view.facts.incarnation))
-        self.now += 1000
-        self.tell(TimePassed())
+        for _ in range(2):
+            self.now += 3_000_000_000
+            self.tell(TimePassed())
         assert self.front.unanswered_count == 0
         assert set(self.ended) == set(self.requests)
         for member in self.front.members:
