@@ -62,7 +62,11 @@ SECTIONS: dict[str, tuple[Entry, ...]] = {
         Entry("How many requests meet their target by each way to spread them over machines?",
               "cluster.routing", "cluster.md"),
         Entry("What does simulating 10,000 machines take?",
-              "cluster.size", "cluster.md", ()),
+              "cluster.size", "cluster.md", ("cluster_size",)),
+        Entry("What does a front before servers cost a request, and a client of several?",
+              "cluster.front", "cluster.md", ("cluster_front",)),
+        Entry("Has every request one right answer while servers are killed, frozen and stopped?",
+              "cluster.soak", "cluster.md", ("cluster_soak",)),
     ),
     "Live: whole servers under load": (
         Entry("How late are live requests, and who takes the cores?",

@@ -33,8 +33,38 @@ def goodput() -> str:
     })  # fmt: skip
 
 
+def size() -> str:
+    """Return what simulating many machines takes."""
+    return flat(read_result("cluster_size")["rows"], {
+        "machines": "{machines:,}", "fronts": "{fronts:,}", "requests": "{requests:,}",
+        "missed": "{missed:.2%}", "µs of processor a request": "{us:.0f}", "MiB": "{mib:.0f}",
+    })  # fmt: skip
+
+
+def front() -> str:
+    """Return what each way to two servers adds to the straight one."""
+    added = "{added_us[0]:,.0f} ({added_us[1]:,.0f} to {added_us[2]:,.0f})"
+    return flat(read_result("cluster_front")["rows"], {
+        "request": "{size}", "way": "{way}", "p50, µs": "{p50:,.0f}", "p99, µs": "{p99:,.0f}",
+        "added, µs": added, "processor, µs": "{cpu_us:,.0f}",
+        "of it added": "{cpu_added_us[0]:,.0f}",
+    })  # fmt: skip
+
+
+def soak() -> str:
+    """Return what became of the requests of the soak."""
+    return flat(read_result("cluster_soak")["rows"], {
+        "requests": "{requests:,}", "right": "{right:,}", "wrong": "{wrong}", "failed": "{failed}",
+        "without or with two answers": "{not_once}", "kills": "{killed}", "freezes": "{frozen}",
+        "stops": "{stopped}", "sent again": "{again}", "slowest": "{slowest_s:.1f} s",
+    })  # fmt: skip
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "routing, alike": alike,
     "routing, unlike": unlike,
     "routing, goodput": goodput,
+    "cluster size": size,
+    "cluster front": front,
+    "cluster soak": soak,
 }

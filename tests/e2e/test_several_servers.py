@@ -8,6 +8,7 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 
+from bench.cluster.soak import soak
 from bench.kit.servers import ServerProcess
 from bench.kit.waiting import PATIENCE_S, wait_for
 from serve.client import Client
@@ -95,3 +96,12 @@ def test_kill_freeze_and_stop_fail_no_call(tmp_path, monkeypatch):
         callers.go_on()
         callers.end()
         assert not callers.failed
+
+
+@pytest.mark.slow
+def test_every_request_of_a_short_soak_has_one_right_answer(monkeypatch):
+    look_patiently(monkeypatch)
+    found = soak(requests=600, every_s=0.2, callers=2)
+    assert found["failures"] == []
+    assert (found["right"], found["wrong"], found["not_once"]) == (600, 0, 0)
+    assert min(found["killed"], found["frozen"], found["stopped"]) >= 1
