@@ -118,6 +118,10 @@ def load(
     speed: Annotated[
         float, typer.Option(help="How many times as fast to send a trace or recording.")
     ] = 1.0,
+    payloads: Annotated[
+        bool,
+        typer.Option(help="Send recorded requests with the payloads that lie beside them."),
+    ] = True,
     save_trace: Annotated[Path | None, typer.Option(help="File to write the trace to.")] = None,
     scale: Annotated[
         float, typer.Option(help="Size of generated graphs relative to the real ones.")
@@ -235,6 +239,7 @@ def load(
         data=data,
         trace=trace,
         speed=speed,
+        payloads=payloads,
         save_trace=save_trace,
         timeout_s=timeout,
     )

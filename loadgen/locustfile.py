@@ -77,6 +77,7 @@ def _add_options(parser: LocustArgumentParser) -> None:
     add("--seed", type=int, default=0, help="seed of tasks and arrivals")
     add("--trace", default="", help="trace to replay instead")
     add("--speed", type=float, default=1.0, help="how many times as fast to send the trace")
+    add("--no-payloads", action="store_true", help="of a recording: random tensors of equal sizes")
     add("--scale", type=float, default=_POOL.scale, help="size of generated graphs")
     add("--max-nodes", type=int, default=_POOL.max_nodes, help="most nodes of a subgraph")
     add("--max-edges", type=int, default=_POOL.max_edges, help="most edges of a subgraph")
@@ -175,6 +176,7 @@ def _options(environment: Any) -> LoadOptions:
         token_files=tuple(name for name in given.token_file.split(",") if name),
         ca=Path(given.ca) if given.ca else None,
         speed=given.speed,
+        payloads=not given.no_payloads,
         end_to_end=given.end_to_end,
         duration_s=given.duration or None,
         requests=given.requests or None,

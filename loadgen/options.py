@@ -68,6 +68,8 @@ class LoadOptions:
     data: Path | None = None
     #: Trace to replay.
     trace: Path | None = None
+    #: Send recorded requests with their payloads, where the recording has them.
+    payloads: bool = True
     #: How many times as fast the trace is sent.
     speed: float = 1.0
     #: File to write the trace to.

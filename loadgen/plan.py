@@ -3,7 +3,7 @@
 import random
 import statistics
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import Protocol, TypeVar
 
@@ -11,10 +11,17 @@ import msgspec
 
 from loadgen.inputs import Shapes, makeable
 from loadgen.options import LoadOptions, parse_shares
-from loadgen.requests import MixedRequests, RequestSource, ResidentRequests, SubgraphRequests
+from loadgen.requests import (
+    MixedRequests,
+    PayloadRequests,
+    RequestSource,
+    ResidentRequests,
+    SubgraphRequests,
+)
 from serve.errors import ConfigError
 from serve.graphs.pool import GraphPool
-from serve.recording import read_trace
+from serve.payloads import Payloads, beside
+from serve.recording import read_trace, recorded_requests
 from serve.workload import (
     MIX,
     PoolSpec,
@@ -138,6 +145,18 @@ def _resident(options: LoadOptions, server: ServerUnderLoad) -> ResidentSpec | N
 
 
 def _source_of(trace: Trace, options: LoadOptions, server: ServerUnderLoad) -> RequestSource:
+    """Return what makes the requests of a trace; those of a recording have their payloads."""
+    if options.trace is None or not options.payloads or not beside(options.trace).exists():
+        return _made_of(trace, options, server)
+    payloads, recorded = Payloads.open(beside(options.trace)), recorded_requests(options.trace)
+    source = PayloadRequests(payloads, recorded, None)
+    rest = tuple(item for item in trace.items if source.payload(item) is None)
+    if not rest:
+        return source
+    return replace(source, made=_made_of(Trace(trace.header, rest), options, server))
+
+
+def _made_of(trace: Trace, options: LoadOptions, server: ServerUnderLoad) -> RequestSource:
     """Return what makes the requests of a trace, which may be of several graphs of the server."""
     header = trace.header
     if not header.residents:
@@ -305,7 +324,9 @@ def _encode(
     made: dict[tuple[object, ...], bytes] = {}
     messages = []
     for item in trace.items:
-        key = (item.model, item.graph, item.qos_target_us, item.tenant, item.priority)
+        payload = source.payload(item) if isinstance(source, PayloadRequests) else None
+        what = (item.graph, None) if payload is None else (item.index, payload)
+        key = (item.model, what, item.qos_target_us, item.tenant, item.priority)
         if key not in made:
             made[key] = source.message(item)
             between()

@@ -1,7 +1,7 @@
 """What requests hold: a subgraph each, or ids of nodes of a graph that the server holds."""
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,8 +10,10 @@ import numpy as np
 from loadgen.inputs import Shapes, make_tensors, takes_edges
 from serve.errors import ConfigError
 from serve.graphs.pool import GraphPool
+from serve.payloads import Payloads
+from serve.recording import RecordedRequest
 from serve.typed_names import typed_name
-from serve.wire.messages import ParameterValue, encode_request
+from serve.wire.messages import ParameterValue, encode_request, encode_wire_request
 from serve.workload import TASKS_PER_LIST, GraphRef, ResidentSpec, TraceItem, WorkloadTask
 
 
@@ -141,6 +143,51 @@ class MixedRequests:
     def message(self, item: TraceItem) -> bytes:
         """Encode one request."""
         return self.residents.get(item.dataset, self.brought).message(item)
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadRequests:
+    """Requests of a recording with the tensors they had; those without any are made as others."""
+
+    payloads: Payloads
+    #: The recorded requests; the seed of an item is its place among them.
+    recorded: Sequence[RecordedRequest]
+    #: None where every request has its tensors.
+    made: RequestSource | None
+
+    @property
+    def refs(self) -> tuple[GraphRef, ...]:
+        """Nothing: a recording has its own items."""
+        return ()
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """Origin of each graph."""
+        return {} if self.made is None else self.made.sources
+
+    def solo_s(self, task: WorkloadTask) -> float:
+        """Raise ConfigError: a recording has its own times, not those of an offered load."""
+        raise ConfigError("a recording has its own send times: give no rho with it")
+
+    def payload(self, item: TraceItem) -> tuple[int, int] | None:
+        """Return what equal payloads have in common; None for an item without one."""
+        return self.payloads.places.get(self.recorded[item.seed].uid)
+
+    def message(self, item: TraceItem) -> bytes:
+        """Encode one request; raises ConfigError for a payload that cannot be read."""
+        if self.payload(item) is None:
+            assert self.made is not None
+            return self.made.message(item)
+        one = self.recorded[item.seed]
+        parameters = _parameters_of(item)
+        if one.graph:
+            parameters["graph"] = one.graph
+            if one.seed is not None:
+                parameters["seed"] = one.seed
+            if one.fanouts:
+                parameters["fanouts"] = one.fanouts
+        request = self.payloads.request(one.uid)
+        return encode_wire_request(request._replace(parameters=parameters))
 
 
 def _parameters_of(item: TraceItem) -> dict[str, ParameterValue]:

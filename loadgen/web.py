@@ -40,7 +40,7 @@ def locust_command(options: LoadOptions, *, native: bool, host: str, port: int) 
 
 
 def _flag(name: str, value: object) -> list[str]:
-    if value is True:
-        return [f"--{name}"]
+    if isinstance(value, bool):
+        return [f"--{name}" if value else f"--no-{name}"]
     text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
     return [f"--{name}={text}"]

@@ -39,6 +39,7 @@ SIZE_KEYS = frozenset(
         "device.max_lane_memory",
         "device.max_lane_files",
         "report.record_size",
+        "report.record_payloads_size",
     }
 )
 #: Keys whose new values a running server takes when it reads its configuration again.
@@ -285,6 +286,17 @@ class ReportConfig(Section, frozen=True):
     record_share: Annotated[float, Meta(ge=0, le=1)] = 1.0
     #: Size of the recording at which it ends.
     record_size: str = "64 MiB"
+    #: Record the tensors of these requests too, in a file beside the recording.
+    record_payloads: bool = False
+    #: Size of that file at which it ends.
+    record_payloads_size: str = "1 GiB"
+    #: Inputs whose values are zeros in it.
+    record_redacted: tuple[str, ...] = ()
+
+    @property
+    def record_payloads_bytes(self) -> int:
+        """`record_payloads_size` in bytes."""
+        return parse_bytes(self.record_payloads_size, "report.record_payloads_size")
 
     @property
     def record_bytes(self) -> int:
@@ -483,6 +495,8 @@ def _broken_rules(config: Config) -> Iterator[str]:
         lambda: config.models.cache_limit_bytes,
         lambda: config.report.keep_ns,
         lambda: config.report.max_size_bytes,
+        lambda: config.report.record_bytes,
+        lambda: config.report.record_payloads_bytes,
         *(lambda graph=graph: graph.hot_memory_bytes for graph in config.graph),
     ]
     for size in sizes:
@@ -490,6 +504,8 @@ def _broken_rules(config: Config) -> Iterator[str]:
             size()
         except ConfigError as error:
             yield str(error)
+    if config.report.record_payloads and config.report.record is None:
+        yield "report.record_payloads: payloads lie beside a recording; name it in report.record"
     endpoint = config.traces.endpoint
     if endpoint is not None and not re.fullmatch(r"https?://[^/\s]+/?", endpoint):
         yield f"traces.endpoint: '{endpoint}' is no URL such as http://localhost:4317"

@@ -51,6 +51,16 @@ def read_text(path: Path, most_bytes: int) -> str:
     return data.decode("utf-8")
 
 
+def new_private_file(path: Path) -> int:
+    """Return a descriptor of a new file that this user alone may read and write, at `path`.
+
+    A file that is there may be open to others: another one takes its name. Raises OSError.
+    """
+    path.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    return private(str(path), flags)
+
+
 def printable(text: str) -> str:
     """Return `text` with surrogates, as file names may hold, written as escapes."""
     return text.encode("utf-8", "backslashreplace").decode()

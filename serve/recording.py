@@ -1,8 +1,8 @@
 """Recorded requests of a server: what was asked and when, so that it can be asked again.
 
 JSON lines: a header, then one line per request in the order of their ends. Sizes and times only:
-features and ids are not in the file. ``serve.obs.recorder`` writes recordings; this is the format,
-and how a recording becomes a trace. Pure.
+features and ids may be in a file beside it, see ``serve.payloads``. ``serve.obs.recorder`` writes
+recordings; this is the format, and how a recording becomes a trace. Pure.
 """
 
 from collections.abc import Iterable
@@ -140,6 +140,11 @@ def read_trace(path: Path, *, sampled: bool = False) -> Trace:
     if is_recording(data.partition(b"\n")[0]):
         return TrafficRecording.decode(data, str(path)).trace(sampled=sampled)
     return Trace.decode(data, str(path))
+
+
+def recorded_requests(path: Path) -> tuple[RecordedRequest, ...]:
+    """Return the requests of a recording in the order of its trace; raises ConfigError."""
+    return TrafficRecording.decode(_read(path), str(path)).requests
 
 
 def late_when_recorded(path: Path) -> float | None:

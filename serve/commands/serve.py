@@ -37,6 +37,7 @@ from serve.obs.log import change_logging
 from serve.obs.lost_calls import LostCalls
 from serve.obs.metrics import Metrics
 from serve.obs.offline import make_report
+from serve.obs.payload_recorder import PayloadRecorder
 from serve.obs.record import ServerRun
 from serve.obs.recorder import TrafficRecorder
 from serve.obs.retention import Retention
@@ -44,6 +45,7 @@ from serve.obs.scraped import PortSnapshot
 from serve.obs.selection import last
 from serve.obs.sink import RecordSink
 from serve.obs.store import RecordStore
+from serve.payloads import beside
 from serve.progress import Progress
 from serve.rest.process import GatewayProcess, missing_packages
 from serve.rpc.server import GrpcServer
@@ -138,6 +140,15 @@ class Application:
                 )
                 undo.callback(recorder.close)
                 observers.append(recorder.write)
+            self._payloads: PayloadRecorder | None = None
+            if config.report.record is not None and config.report.record_payloads:
+                self._payloads = PayloadRecorder(
+                    beside(config.path(config.report.record)),
+                    config.report.record_share,
+                    config.report.record_payloads_bytes,
+                    config.report.record_redacted,
+                )
+                undo.callback(self._payloads.close)
             tracer: TraceSender | None = None
             if config.traces.endpoint is not None:
                 endpoint, share = config.traces.endpoint, config.traces.share
@@ -259,6 +270,8 @@ class Application:
         gc.freeze()
         with self._rpc.own_requests() as send:
             self._engine.open(progress, send)
+            if self._payloads is not None:
+                self._engine.plain.record_payloads(self._payloads)
         if self._gateway is not None:
             self._gateway.wait_serving(self._server.start_timeout_s)
         if not self._engine.ready:

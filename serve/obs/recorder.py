@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from serve.errors import ConfigError
+from serve.files import new_private_file
 from serve.obs.record import RequestRecord
 from serve.recording import RecordedRequest, RecordingHeader
 
@@ -38,17 +39,14 @@ class TrafficRecorder:
         Raises ConfigError when the file cannot be written.
         """
         self._path = path
-        self._most_hash = share * _HASHES
+        self._share = share
         self._left_bytes = most_bytes
         #: Requests that the file had no room for, or that the disk did not take.
         self.lost = 0
         self._ended = False
         self._encoder = msgspec.json.Encoder()
         try:
-            # A file that is there may be open to others. Another one takes its name.
-            path.unlink(missing_ok=True)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            self._fd: int = os.open(path, flags, 0o600)
+            self._fd = new_private_file(path)
         except OSError as error:
             raise ConfigError(
                 f"report.record: {path}: cannot be written: {error.strerror}"
@@ -62,8 +60,7 @@ class TrafficRecorder:
         """
         if record.num_nodes < 1:
             return
-        chosen_by = record.joint_uid or record.request_uid
-        if zlib.crc32(chosen_by.encode()) >= self._most_hash:
+        if not is_chosen(record.joint_uid or record.request_uid, self._share):
             return
         if self._ended:
             self.lost += 1
@@ -95,6 +92,11 @@ class TrafficRecorder:
         self._ended = True
         self.lost += 1
         _log.warning("recording %s ends here: %s", self._path, why)
+
+
+def is_chosen(uid: str, share: float) -> bool:
+    """Return True for the ids of a share of the requests, always the same ones."""
+    return zlib.crc32(uid.encode()) < share * _HASHES
 
 
 def recorded_of(record: RequestRecord) -> RecordedRequest:

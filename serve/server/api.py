@@ -17,6 +17,7 @@ from serve.server.load_turns import LoadCancellation
 from serve.server.regions import RegionPart
 from serve.server.version_facts import VersionChange, VersionFacts
 from serve.typed_names import name_parts, typed_name
+from serve.wire.messages import WireOutput, WireRequest, WireTensor
 
 #: In-neighbours sampled at each hop, -1 for all of them; by type of edges, where `*` stands for
 #: those not named; or all within the model's reach.
@@ -78,6 +79,20 @@ class InferCall(msgspec.Struct, frozen=True):
     chosen: str = ""
     #: The client's span, see ``trace_ids``; empty for none.
     trace_parent: str = ""
+
+    def payload(self) -> WireRequest:
+        """Return model, tensors and wanted outputs as a message has them, without parameters."""
+        return WireRequest(
+            model=self.model,
+            version="",
+            request_id="",
+            parameters={},
+            inputs=[
+                WireTensor(name, one.datatype, one.shape, {}) for name, one in self.tensors.items()
+            ],
+            outputs=[WireOutput(name, {}) for name in self.wanted],
+            raws=[memoryview(b"".join(one.pieces())) for one in self.tensors.values()],
+        )
 
     @property
     def asked(self) -> tuple[str, Tensor]:

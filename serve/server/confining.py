@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from serve.config import Config
 from serve.ipc.setup import Confinement, FileRules
 from serve.models.repository import folders_of_others
+from serve.payloads import beside
 from serve.scratch import servers_folder
 
 #: Files that SQLite puts beside a database.
@@ -48,6 +49,8 @@ class Confining:
         for name in (*secrets, config.server.admin_socket, *logs):
             if name is not None:
                 yield str(config.path(name))
+        if report.record is not None:
+            yield str(beside(config.path(report.record)))
         for suffix in _BESIDE_DATABASE:
             yield f"{config.path(report.database)}{suffix}"
         yield from map(str, folders_of_others(config.path(config.models.repository), domain))

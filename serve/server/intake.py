@@ -16,6 +16,7 @@ from serve.core.events import TaskArrived, TasksArrived
 from serve.core.types import Bytes, InputBlock, Nanos, QoS, Task, TaskId
 from serve.errors import QueueFull, ServeError, UnknownName, VersionReplaced
 from serve.ipc.shared_pool import SharedPool
+from serve.obs.payload_recorder import PayloadRecorder
 from serve.obs.record import RequestRecord
 from serve.server import clock
 from serve.server.api import InferCall, InferResult
@@ -63,6 +64,8 @@ class Intake:
         self._lock = lock
         self._check_finite = check_finite
         self._counts_shared_once = counts_shared_once
+        #: Gets the tensors of requests that are taken in; None to record none.
+        self.payloads: PayloadRecorder | None = None
         #: Prefix of request ids, so that those of two starts differ.
         self._boot_id = uuid.uuid4().hex[:8]
         self._task_ids = itertools.count(1)
@@ -72,12 +75,17 @@ class Intake:
         """Size, stage and hand over a request; see ``api.Inference``."""
         while (ticket := self._try_submit(call)) is None:
             pass  # the model was replaced meanwhile, and the catalogue names its successor
+        if self.payloads is not None:
+            self.payloads.write(ticket.request_uid, call.payload())
         return ticket
 
     def submit_jointly(self, calls: Sequence[InferCall]) -> WaitingTickets:
         """Size, stage and hand over the tasks of a joint request; see ``api.Inference``."""
         while (ticket := self._try_submit_jointly(calls)) is None:
             pass  # as in `submit`
+        if self.payloads is not None:
+            for call, part in zip(calls, ticket.members, strict=True):
+                self.payloads.write(part.request_uid, call.payload(), ticket.joint_uid)
         return ticket
 
     def submit_staged(

@@ -10,6 +10,7 @@ from serve.inputs import INPUTS, Size
 from serve.interface import InputSlot, Interface, is_float
 from serve.ipc.shared_pool import SharedPool
 from serve.native import BlockPool, PlainModel, PlainRequest
+from serve.obs.payload_recorder import PayloadRecorder
 from serve.server.api import OUTPUT, InferCall
 from serve.server.catalogue import ModelCatalogue, ModelEntry
 from serve.server.declared_inputs import StagedDeclaredInputs
@@ -36,6 +37,7 @@ class PlainRequests:
         check_finite: bool,
     ) -> None:
         """`admit` raises NotReady for calls that are not taken now."""
+        self._stages = True
         #: With it, features must be finite numbers.
         self.check_finite = check_finite
         self._catalogue = catalogue
@@ -60,6 +62,15 @@ class PlainRequests:
 
         self._catalogue.changed = changed
         changed()
+
+    def record_payloads(self, recorder: PayloadRecorder) -> None:
+        """Have the tensors of all requests recorded from now on, as they are sent.
+
+        The front stages nothing any more: all requests come as messages.
+        """
+        self._stages = False
+        self._intake.payloads = recorder
+        self._catalogue.changed()
 
     def serve_through(self, port: CallPort) -> None:
         """Have the driver's thread serve `port`."""
@@ -104,7 +115,7 @@ class PlainRequests:
 
     def _models(self) -> Iterator[tuple[str, str, PlainModel]]:
         entries = {}
-        for entry in self._catalogue.entries:
+        for entry in self._catalogue.entries if self._stages else ():
             name, version = entry.spec.name, str(entry.spec.version)
             self._described += 1
             model = _describe(entry, self._described)

@@ -22,7 +22,7 @@ SMALL = ["--scale", "0.01", "--max-nodes", "200", "--max-edges", "2000"]
 OPTIONS = (
     "workload rate rho end_to_end duration requests arrivals seed trace scale max_nodes max_edges "
     "data timeout native late_fails graph node_type ids fanouts "
-    "rate_profile in_flight tenant priority target_ms token_file ca speed"
+    "rate_profile in_flight tenant priority target_ms token_file ca speed no_payloads"
 )
 PATIENCE_S = 100
 
@@ -149,6 +149,7 @@ def test_the_command_starts_the_ui_with_its_options_in_the_form(fake_server):
             sys.executable, "-m", "serve", "load", "--web", "--web-port", str(port), *SMALL,
             "--target", server.address, "--rate", "99", "--workload", "gin", "--requests", "6",
             "--rate-profile", "ramp:0-2", "--duration", "30", "--without", "a", "--priority", "3",
+            "--no-payloads",
         ]  # fmt: skip
         with subprocess.Popen(
             command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -163,7 +164,8 @@ def test_the_command_starts_the_ui_with_its_options_in_the_form(fake_server):
                 process.wait(PATIENCE_S)
     form = {name: one["default_value"] for name, one in page["extra_options"].items()}
     wanted = {"workload": "gin", "rate": 99.0, "requests": 6, "rate_profile": "ramp:0-2",
-              "without": "a", "priority": 3, "max_nodes": 200, "duration": 30.0}  # fmt: skip
+              "without": "a", "priority": 3, "no_payloads": True, "max_nodes": 200,
+              "duration": 30.0}  # fmt: skip
     assert {name: form[name] for name in wanted} == wanted
     assert page["host"] == server.address
 
