@@ -12,7 +12,8 @@ from bench.cluster.soak import soak
 from bench.kit.servers import ServerProcess
 from bench.kit.waiting import PATIENCE_S, wait_for
 from serve.client import Client
-from serve.client.errors import ClientError
+from serve.client.errors import ClientError, NotFound
+from serve.client.requests import Request
 from tests.client.small_server import look_patiently
 
 NODES, EDGES = 40, 120
@@ -105,3 +106,29 @@ def test_every_request_of_a_short_soak_has_one_right_answer(monkeypatch):
     assert found["failures"] == []
     assert (found["right"], found["wrong"], found["not_once"]) == (600, 0, 0)
     assert min(found["killed"], found["frozen"], found["stopped"]) >= 1
+
+
+@pytest.mark.slow
+def test_node_ids_go_to_the_server_that_holds_their_graph(tmp_path, monkeypatch):
+    look_patiently(monkeypatch)
+    held = {"name": "here", "dataset": "community"}
+    with ExitStack() as stack:
+        targets = []
+        for number, graphs in enumerate(((), (held,))):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            sections = {"models": {"load": ["gcn"]}}
+            server = ServerProcess(folder, sections=sections, graphs=graphs)
+            targets.append(stack.enter_context(server).target)
+        client = stack.enter_context(Client(",".join(targets), timeout_s=PATIENCE_S))
+        wanted = [Request(model="gcn", graph="here", node_ids=[n], seed=1) for n in range(12)]
+        alone = stack.enter_context(Client(targets[1]))
+        for request in wanted:
+            answer = client.ask(request)
+            assert answer.qos.machine == targets[1]
+            np.testing.assert_array_equal(answer.output, alone.ask(request).output)
+        for position, answer in client.infer_stream(wanted):
+            assert answer.qos.machine == targets[1]
+            assert answer.qos.sampled_nodes == alone.ask(wanted[position]).qos.sampled_nodes
+        with pytest.raises(NotFound, match="graph 'nowhere' is on none of 2 machines"):
+            client.infer("gcn", graph="nowhere", node_ids=[1])
