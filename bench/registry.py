@@ -97,6 +97,8 @@ SECTIONS: dict[str, tuple[Entry, ...]] = {
               "host.operating", "host.md"),
         Entry("What does a report of a million requests take, in time and memory?",
               "host.report_size", "host.md"),
+        Entry("What does a start with calibrated models take?",
+              "host.warm_start", "host.md"),
     ),
     "Models: forward passes and estimates": (
         Entry("How fast are the executors beside stock PyG?",

@@ -61,6 +61,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "report size": lambda: flat(read_result("report_size")["forms"], {
         "form": "{form}", "time, s": "{seconds:.2f}", "memory, MB": "{megabytes:,.0f}",
     }),
+    "warm start": lambda: flat(read_result("warm_start")["measures"], {
+        "measure": "{measure}", "median": "{median:.2f}", "most": "{most:.2f}",
+        "asked": "{asked:g}",
+    }),
     "transport": lambda: by_size(_transport),
     "request cost": lambda: by_size(_cost),
 }  # fmt: skip
