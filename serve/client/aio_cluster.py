@@ -75,6 +75,7 @@ class AsyncClusterTransport(AsyncTransport):
     async def close(self) -> None:
         """End the connections; calls in flight raise Cancelled. Idempotent."""
         self._closed = True
+        self._routes.wake()
         for bell in self._bells.values():
             bell.ring()
         for channel in self._channels.values():
@@ -118,6 +119,7 @@ class AsyncClusterTransport(AsyncTransport):
         route = self._routes.begin(AsyncBell(), limit.remaining_s, graph)
         try:
             while True:
+                self._require_open()
                 step = self._routes.next_step(route)
                 if step is None:
                     await route.bell.wait(self._routes.wait_s())

@@ -237,6 +237,12 @@ class Routes:
             self._tell(RequestArrived(routed))
         return route
 
+    def wake(self) -> None:
+        """Have every call that waits look what to do."""
+        with self._lock:
+            for route in self._routes.values():
+                route.bell.ring()
+
     def next_step(self, route: Route) -> SendAttempt | EndRequest | None:
         """Return what to do for the call now; None to wait until its bell rings."""
         with self._lock:

@@ -72,6 +72,7 @@ class ClusterTransport(Transport):
     def close(self) -> None:
         """End the connections; calls in flight raise Cancelled. Idempotent."""
         self._closed = True
+        self._routes.wake()
         for bell in self._bells.values():
             bell.ring()
         for channel in self._channels.values():
@@ -115,6 +116,7 @@ class ClusterTransport(Transport):
         route = self._routes.begin(Bell(), limit.remaining_s, graph)
         try:
             while True:
+                self._require_open()
                 step = self._routes.next_step(route)
                 if step is None:
                     route.bell.wait(self._routes.wait_s())

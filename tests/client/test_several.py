@@ -131,6 +131,23 @@ def test_a_call_waits_for_a_place_while_all_are_full(pair):
         assert [rows(call.result(PATIENCE_S)) for call in (*first, second)] == [3] * 3
 
 
+def test_a_closed_client_ends_calls_that_wait_for_a_place(pair):
+    servers, target = pair
+    with Client(target, timeout_s=PATIENCE_S) as client, ThreadPoolExecutor(1) as threads:
+        client.infer("m", **GRAPH)
+        before = sum(server.calls["ModelInfer"] for server in servers)
+        for server in servers:
+            server.room = 0
+        call = threads.submit(client.infer, "m", **GRAPH)
+        wait_for(
+            lambda: sum(server.calls["ModelInfer"] for server in servers) >= before + 2,
+            "both to refuse",
+        )
+        client.close()
+        with pytest.raises(Cancelled):
+            call.result(PATIENCE_S)
+
+
 def test_a_request_goes_to_the_server_that_holds_its_graph(make):
     servers = [SmallServer(), SmallServer()]
     servers[0].graphs, servers[1].graphs = ["roads"], ["roads", "papers"]
