@@ -5,6 +5,7 @@ import itertools
 import re
 from datetime import UTC, datetime
 from importlib.resources import files
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -194,6 +195,13 @@ def test_it_tells_the_readers_time_zone(browser, address):
     told = browser.execute_script("return document.querySelector('footer').textContent")
     assert told.endswith("All times are UTC.")
     assert str(datetime.now(UTC).year) in told
+
+
+def test_the_pictures_of_pages_are_in_the_documentation():
+    docs = Path(__file__).parents[2] / "docs"
+    for told, name in (("operators.md", "report.png"), ("load.md", "load.png")):
+        assert f"](images/{name})" in (docs / told).read_text(encoding="utf-8")
+        assert (docs / "images" / name).stat().st_size <= 150_000
 
 
 @pytest.mark.browser
