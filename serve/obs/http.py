@@ -16,6 +16,7 @@ are open; a new one closes the oldest that waits for its client. So no client ca
 answer or keep the server from stopping.
 """
 
+import _thread
 import errno
 import logging
 import os
@@ -225,8 +226,10 @@ class _HttpServer(ThreadingHTTPServer):
                 del self._open[oldest]
                 _hang_up(oldest)
         try:
-            super().process_request(request, client_address)
-        except RuntimeError as error:
+            # The start of a `Thread` waits for ever for one that has no memory to begin with, and
+            # the port with it. `service_actions` closes the connection of such a thread.
+            _thread.start_new_thread(self.process_request_thread, (request, client_address))
+        except (RuntimeError, MemoryError) as error:
             _log.warning("no thread for an HTTP request: %s", error)
             self.shutdown_request(request)
 
@@ -238,12 +241,15 @@ class _HttpServer(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """Cut off clients that exceeded their time limit."""
+        """Cut off clients that exceeded their time limit; close what then has no thread."""
         now_s = time.monotonic()
         with self._changed:
-            for connection, until_s in self._open.items():
-                if until_s is not None and until_s <= now_s:
-                    _hang_up(connection)
+            timed = [one for one in self._open.items() if one[1] is not None and one[1] <= now_s]
+            for connection, _ in timed:
+                _hang_up(connection)
+        for connection, until_s in timed:
+            if until_s is not None and until_s + _CLIENT_S <= now_s:
+                self.shutdown_request(connection)
 
     def waits_for_client(self, connection: socket.socket, waits: bool) -> None:
         """Start the client's time limit when it must receive its answer, else suspend the limit."""

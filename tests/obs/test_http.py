@@ -26,7 +26,7 @@ class Facts:
 @pytest.fixture
 def port(database):
     facts = Facts()
-    before = set(threading.enumerate())
+    before = threads()
     listener = listening_socket("127.0.0.1", 0)
     http = HttpPort(
         listener,
@@ -40,7 +40,12 @@ def port(database):
     yield http
     http.stop()
     http.stop()
-    wait_for(lambda: set(threading.enumerate()) <= before, "the end of its threads")
+    wait_for(lambda: threads() <= before, "the end of its threads")
+
+
+def threads():
+    """Threads but for what Python keeps of those that it has not started itself."""
+    return {one for one in threading.enumerate() if not isinstance(one, threading._DummyThread)}
 
 
 def get(port, path):
@@ -59,6 +64,33 @@ def test_health_follows_the_server(port):
     port.facts.ready = False
     assert get(port, "/v2/health/ready")[0] == 503
     assert get(port, "/v2/health/live")[0] == 200
+
+
+def without_memory(*_):
+    raise MemoryError
+
+
+def test_a_thread_that_has_no_memory_to_begin_with_does_not_end_the_port(port, monkeypatch):
+    """As when the kernel refuses Python pages: whoever starts a `Thread` then waits for ever."""
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "_bootstrap", without_memory)
+        url = f"http://127.0.0.1:{port.port}/metrics"
+        with suppress(OSError), urllib.request.urlopen(url, timeout=5.0) as answer:
+            answer.read()
+    with urllib.request.urlopen(url, timeout=PATIENCE_S / 10) as answer:
+        assert answer.status == 200
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_connection_whose_thread_ended_before_it_read_is_closed(port, monkeypatch):
+    monkeypatch.setattr("serve.obs.http._CLIENT_S", 0.2)
+    with monkeypatch.context() as patch, socket.socket() as client:
+        patch.setattr(port._server, "process_request_thread", without_memory)
+        client.settimeout(PATIENCE_S)
+        client.connect(("127.0.0.1", port.port))
+        assert client.recv(1) == b""
+        wait_for(lambda: not port._server._open, "the end of the connection")
+    assert get(port, "/metrics")[0] == 200
 
 
 def test_metrics_come_as_prometheus_reads_them(port):
