@@ -1,0 +1,133 @@
+// libfail_calls.so. Preloaded into a server by tests/e2e/test_failing_calls.py, it fails the n-th
+// call of a kind in that process, as a system that is short of something does. The test says which
+// in a file that both map; processes that the server starts are spared.
+
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdarg>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace {
+
+enum Kind : std::size_t { kThread, kOpen, kDescriptor, kKinds };
+
+// All of one kind: calls so far, the number of the call to fail (0: none), and calls failed.
+struct Counts {
+    std::atomic<std::uint64_t> calls;
+    std::atomic<std::uint64_t> fail_at;
+    std::atomic<std::uint64_t> failed;
+};
+
+Counts* counts = nullptr;
+pid_t server = 0;
+
+__attribute__((constructor)) void begin() {
+    const char* path = std::getenv("GNNSERVE_FAIL_CALLS");
+    if (path == nullptr) {
+        return;
+    }
+    const long fd = syscall(SYS_openat, AT_FDCWD, path, O_RDWR | O_CLOEXEC);
+    unsetenv("GNNSERVE_FAIL_CALLS");  // for processes that it starts
+    if (fd < 0) {
+        return;
+    }
+    const long at = syscall(SYS_mmap, nullptr, sizeof(Counts) * kKinds, PROT_READ | PROT_WRITE,
+                            MAP_SHARED, fd, 0);
+    syscall(SYS_close, fd);
+    if (at != -1) {
+        server = getpid();
+        counts = reinterpret_cast<Counts*>(at);
+    }
+}
+
+// Returns true when this call is the one to fail.
+bool fails(Kind kind) {
+    if (counts == nullptr || getpid() != server) {
+        return false;
+    }
+    Counts& one = counts[kind];
+    if (one.calls.fetch_add(1) + 1 != one.fail_at.load()) {
+        return false;
+    }
+    one.failed.fetch_add(1);
+    return true;
+}
+
+template <typename Function>
+Function* next(const char* name) {
+    return reinterpret_cast<Function*>(dlsym(RTLD_NEXT, name));
+}
+
+int refused(int error) {
+    errno = error;
+    return -1;
+}
+
+mode_t mode_of(int flags, std::va_list arguments) {
+    const bool makes = (flags & O_CREAT) != 0 || (flags & O_TMPFILE) == O_TMPFILE;
+    return makes ? static_cast<mode_t>(va_arg(arguments, unsigned)) : 0;
+}
+
+}  // namespace
+
+EXPORT int pthread_create(pthread_t* thread, const pthread_attr_t* attributes,
+                          void* (*begin_with)(void*), void* argument) {
+    static auto* real = next<decltype(pthread_create)>("pthread_create");
+    return fails(kThread) ? EAGAIN : real(thread, attributes, begin_with, argument);
+}
+
+#define OPEN(name)                                                       \
+    EXPORT int name(const char* path, int flags, ...) {                  \
+        static auto* real = next<int(const char*, int, ...)>(#name);     \
+        std::va_list arguments;                                          \
+        va_start(arguments, flags);                                      \
+        const mode_t mode = mode_of(flags, arguments);                   \
+        va_end(arguments);                                               \
+        return fails(kOpen) ? refused(EMFILE) : real(path, flags, mode); \
+    }
+OPEN(open)
+OPEN(open64)
+
+#define OPENAT(name)                                                             \
+    EXPORT int name(int folder, const char* path, int flags, ...) {              \
+        static auto* real = next<int(int, const char*, int, ...)>(#name);        \
+        std::va_list arguments;                                                  \
+        va_start(arguments, flags);                                              \
+        const mode_t mode = mode_of(flags, arguments);                           \
+        va_end(arguments);                                                       \
+        return fails(kOpen) ? refused(EMFILE) : real(folder, path, flags, mode); \
+    }
+OPENAT(openat)
+OPENAT(openat64)
+
+EXPORT int accept4(int fd, sockaddr* address, socklen_t* size, int flags) {
+    static auto* real = next<int(int, sockaddr*, socklen_t*, int)>("accept4");
+    return fails(kDescriptor) ? refused(EMFILE) : real(fd, address, size, flags);
+}
+
+EXPORT int socket(int domain, int type, int protocol) noexcept {
+    static auto* real = next<int(int, int, int)>("socket");
+    return fails(kDescriptor) ? refused(EMFILE) : real(domain, type, protocol);
+}
+
+EXPORT int socketpair(int domain, int type, int protocol, int* pair) noexcept {
+    static auto* real = next<int(int, int, int, int*)>("socketpair");
+    return fails(kDescriptor) ? refused(EMFILE) : real(domain, type, protocol, pair);
+}
+
+EXPORT int dup(int fd) noexcept {
+    static auto* real = next<int(int)>("dup");
+    return fails(kDescriptor) ? refused(EMFILE) : real(fd);
+}

@@ -1,0 +1,147 @@
+"""Calls of the system that fail in the server, one at a time, wherever it makes them.
+
+Each case has the n-th call of a kind fail while the server is asked, loads a model and restarts a
+lane. Whatever fails then, the server is as before soon after. FAIL_CALLS=all tries every n.
+"""
+
+import mmap
+import os
+import signal
+import struct
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import grpc
+import pytest
+import tritonclient.grpc
+from tritonclient.utils import InferenceServerException
+
+from bench.kit.servers import ROOT, ServerProcess
+from tests.e2e.support import GOOD, assert_equal, infer, raw_channel
+from tests.processes import PATIENCE_S, descendants, http_get, metric, wait_for
+
+SOURCE = ROOT / "csrc" / "tests" / "fail_calls_preload.cpp"
+LANES = 2
+#: Kinds of calls, in the order of the library's, and how many of each are tried.
+KINDS = {"thread": 4, "open": 3, "descriptor": 4}
+_ROW = struct.Struct("=3Q")
+
+
+class FailingCalls:
+    """The file by which the library is told which call is to fail."""
+
+    def __init__(self, folder) -> None:
+        self.path = folder / "calls"
+        self.path.write_bytes(bytes(_ROW.size * len(KINDS)))
+        with self.path.open("r+b") as file:
+            self._map = mmap.mmap(file.fileno(), 0)
+
+    def _at(self, kind: str) -> int:
+        return _ROW.size * list(KINDS).index(kind)
+
+    def calls(self, kind: str) -> int:
+        """Calls so far."""
+        return _ROW.unpack_from(self._map, self._at(kind))[0]
+
+    def failed(self, kind: str) -> int:
+        """Calls that were made to fail."""
+        return _ROW.unpack_from(self._map, self._at(kind))[2]
+
+    def fail(self, kind: str, number: int) -> None:
+        """Fail the call of that number from now on, from 1."""
+        struct.pack_into("=Q", self._map, self._at(kind) + 8, self.calls(kind) + number)
+
+    def end(self) -> None:
+        """Fail no call any more."""
+        for kind in KINDS:
+            struct.pack_into("=Q", self._map, self._at(kind) + 8, 0)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    found = tmp_path_factory.mktemp("library") / "libfail_calls.so"
+    command = ["c++", "-std=c++20", "-O1", "-fPIC", "-shared", SOURCE, "-o", found, "-ldl"]
+    subprocess.run(command, check=True, timeout=PATIENCE_S)
+    return found
+
+
+@pytest.fixture(scope="module")
+def failing(tmp_path_factory):
+    return FailingCalls(tmp_path_factory.mktemp("failing"))
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory, library, failing):
+    """A server that is short of something now and then."""
+    environment = {"LD_PRELOAD": str(library), "GNNSERVE_FAIL_CALLS": str(failing.path)}
+    sections = {"device": {"lanes": LANES}}
+    folder = tmp_path_factory.mktemp("short")
+    with ServerProcess(folder, sections=sections, environment=environment) as found:
+        yield found
+        failing.end()
+
+
+def lanes_of(server) -> set[int]:
+    """Children of the fork server."""
+    return {pid for child in descendants(server.pid) for pid in descendants(child)}
+
+
+def some_work(server) -> None:
+    """Ask on new connections and old ones, load and unload a model, and end a lane."""
+    refused = (grpc.RpcError, InferenceServerException, OSError)
+    for _ in range(2):
+        with suppress(*refused), raw_channel(server) as call, ThreadPoolExecutor(8) as threads:
+            for asked in [threads.submit(infer, call, "gcn", GOOD) for _ in range(16)]:
+                with suppress(*refused):
+                    asked.result()
+    for path in ("/v2/health/ready", "/metrics"):
+        http_get(server, path)
+    with (
+        suppress(*refused),
+        tritonclient.grpc.InferenceServerClient(server.target) as client,
+    ):
+        for step in (client.unload_model, client.load_model):
+            with suppress(*refused):
+                step("sage", client_timeout=PATIENCE_S)
+    if lanes := lanes_of(server):
+        with suppress(ProcessLookupError):
+            os.kill(min(lanes), signal.SIGKILL)
+
+
+def assert_as_before(server, expected) -> None:
+    """All lanes are up, nothing is reserved, and models answer rightly."""
+
+    def answers() -> bool:
+        assert server.process.poll() is None, server.log.read_text()[-4000:]
+        with suppress(grpc.RpcError), raw_channel(server) as call:
+            assert_equal(infer(call, "gcn", GOOD).outputs["output"], expected)
+            return True
+        return False
+
+    wait_for(answers, "an answer")
+    wait_for(lambda: http_get(server, "/v2/health/ready")[0] == 200, "a server that is ready")
+    wait_for(lambda: metric(server, "gnnserve_lanes_up") == LANES, "all lanes")
+    wait_for(lambda: metric(server, "gnnserve_memory_reserved_bytes") == 0, "an empty ledger")
+    with tritonclient.grpc.InferenceServerClient(server.target) as client:
+        client.load_model("sage", client_timeout=PATIENCE_S)
+    with raw_channel(server) as call:
+        infer(call, "sage", GOOD)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_server_is_as_before_after_any_call_has_failed(short, failing, reference, kind):
+    expected = reference("gcn", GOOD)
+    before = failing.calls(kind)
+    some_work(short)
+    assert_as_before(short, expected)
+    made = failing.calls(kind) - before
+    assert made, "no such call is made"
+    most = made if os.environ.get("FAIL_CALLS") == "all" else KINDS[kind]
+    for number in sorted({1 + at * made // most for at in range(most)}):
+        failing.fail(kind, number)
+        some_work(short)
+        failing.end()
+        assert_as_before(short, expected)
+    assert failing.failed(kind), "none failed"
