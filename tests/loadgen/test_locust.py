@@ -237,8 +237,9 @@ def test_the_web_ui_with_workers_shows_all_their_requests(fake_server):
             "--workers", "2",
         ]  # fmt: skip
         with subprocess.Popen(
-            command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        ) as process:
+            command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        ) as process:  # fmt: skip
             ui = WebUi(port)
             try:
                 eventually(ui.is_up)
@@ -249,7 +250,7 @@ def test_the_web_ui_with_workers_shows_all_their_requests(fake_server):
                 eventually(ui.has_ended)
                 assert ui.run("gin", 12, host=server.address, rate="100")["answered"] == 12
             finally:
-                process.terminate()
+                os.killpg(process.pid, signal.SIGTERM)
                 process.wait(PATIENCE_S)
 
 
