@@ -5,7 +5,7 @@ from loadgen import patched  # noqa: F401  isort: skip
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from time import monotonic, monotonic_ns
+from time import monotonic, monotonic_ns, time_ns
 from typing import Any
 
 import gevent
@@ -23,7 +23,11 @@ _log = logging.getLogger(__name__)
 #: Messages of Locust's: to workers …
 PART, START = "gnnserve-part", "gnnserve-start"
 #: … and from them.
-PREPARED, FAILED, SAMPLES = "gnnserve-prepared", "gnnserve-failed", "gnnserve-samples"
+TAKEN, PREPARED, FAILED = "gnnserve-taken", "gnnserve-prepared", "gnnserve-failed"
+SAMPLES = "gnnserve-samples"
+#: A part is sent again to a worker that has not taken it: Locust drops what comes while the worker,
+#: connected already, does not listen yet.
+_REPEAT_S = 2.0
 #: Time for all workers to make their requests.
 _PREPARE_S = 600.0
 #: Workers begin so long after they are told to.
@@ -56,12 +60,15 @@ class Master:
         """Listen to the workers; `on_sample` is called with every request that ended."""
         self._runner = runner
         self._on_sample = on_sample
-        self._run = 0
+        # The runs of two masters, one after the other, have different numbers.
+        self._run = time_ns()
         self._loop: GreenDividedLoop | None = None
+        self._untaken: set[str] = set()
         self._waited_for: set[str] = set()
         self._fault = ""
         self._changed = Event()
         self._begun = False
+        runner.register_message(TAKEN, self._taken)
         runner.register_message(PREPARED, self._prepared)
         runner.register_message(FAILED, self._failed)
         runner.register_message(SAMPLES, self._heard)
@@ -77,14 +84,18 @@ class Master:
         if not workers:
             raise NotReady("no worker has connected")
         parts = divide(plan, options, len(workers), run=self._run, native=native)
-        self._fault, self._waited_for = "", set(workers)
+        self._fault, self._waited_for, self._untaken = "", set(workers), set(workers)
         self._begun = False
-        self._loop = GreenDividedLoop(plan, options.target, dict(zip(workers, parts, strict=True)))
-        for worker, part in zip(workers, parts, strict=True):
-            self._runner.send_message(PART, part.encode(), client_id=worker)
-        give_up_s = monotonic() + _PREPARE_S
+        part_of = dict(zip(workers, parts, strict=True))
+        self._loop = GreenDividedLoop(plan, options.target, part_of)
+        send_s = monotonic()
+        give_up_s = send_s + _PREPARE_S
         # A worker that was busy for seconds counts as missing until its next heartbeat.
         while (self._waited_for or not self._alive().issuperset(workers)) and not self._fault:
+            if monotonic() >= send_s:
+                for worker in self._untaken:
+                    self._runner.send_message(PART, part_of[worker].encode(), client_id=worker)
+                send_s = monotonic() + _REPEAT_S
             self._changed.clear()
             self._changed.wait(_LOOK_S)
             if gone := self._waited_for - set(self._runner.clients):
@@ -129,6 +140,10 @@ class Master:
                 loop.sending -= lost
         loop.end()
         loop.ended.set(None)
+
+    def _taken(self, environment: Any, msg: Any, **_: Any) -> None:
+        if msg.data["run"] == self._run:
+            self._untaken.discard(msg.node_id)
 
     def _prepared(self, environment: Any, msg: Any, **_: Any) -> None:
         if msg.data["run"] == self._run:

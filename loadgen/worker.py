@@ -18,7 +18,7 @@ from gevent.os import tp_read
 from locust.env import Environment
 from locust.exception import RPCError
 
-from loadgen.master import FAILED, PART, PREPARED, SAMPLES, START, boot_id
+from loadgen.master import FAILED, PART, PREPARED, SAMPLES, START, TAKEN, boot_id
 from loadgen.measure import Sample
 from loadgen.native import require_native
 from loadgen.native_green import NativeGreenLoop
@@ -115,10 +115,16 @@ def attach(environment: Environment) -> None:
     runner = environment.runner
     environment.open_loop = None
     environment.on_sample = lambda _: None
+    taken_run: int | None = None
 
     def take(environment: Environment, msg: Any, **_: Any) -> None:
-        """Make the requests of a part, and say so."""
+        """Make the requests of a part, and say so; a part that comes again is passed over."""
+        nonlocal taken_run
         part = LoadPart.decode(msg.data)
+        runner.send_message(TAKEN, {"run": part.run})
+        if part.run == taken_run:
+            return
+        taken_run = part.run
         stop()
         try:
             environment.open_loop = PartLoop(environment, part)

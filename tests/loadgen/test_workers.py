@@ -183,6 +183,36 @@ def test_workers_of_other_machines_and_one_search(fake_server):
                 one.wait()
 
 
+#: A worker that is connected for three seconds before it listens to its master.
+LATE_WORKER = """
+import sys
+import loadgen.worker
+import gevent
+attach = loadgen.worker.attach
+loadgen.worker.attach = lambda environment: (gevent.sleep(3), attach(environment))
+loadgen.worker.work_for("127.0.0.1", int(sys.argv[1]))
+"""
+
+
+@pytest.mark.timeout(600)
+def test_a_worker_that_listens_late_gets_its_part_all_the_same(fake_server):
+    (port,) = free_ports(1)
+    with fake_server() as server:
+        worker = subprocess.Popen([sys.executable, "-c", LATE_WORKER, str(port)], cwd=ROOT)
+        try:
+            done = ran(
+                command_of(
+                    server, [], "--master", f"127.0.0.1:{port}", "--workers", 1,
+                    "--rate", 100, "--requests", 5,
+                )
+            )  # fmt: skip
+            assert done.returncode == 0, done.stderr
+            assert json.loads(done.stdout)["by_status"] == {"OK": 5}
+        finally:
+            worker.kill()
+            worker.wait()
+
+
 def children_of(pid):
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
