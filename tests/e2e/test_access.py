@@ -284,7 +284,7 @@ def test_rotation_under_load_loses_nothing(site):
         write_tokens(site.tokens, content)
     assert set(codes) == {"OK"}
     log = site.server.log.read_text()
-    assert log.count("reading tokens and certificates again") == 3
+    assert log.count("reading configuration, tokens and certificates again") == 3
     assert "stopping" not in log
 
 

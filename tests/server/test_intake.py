@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from serve.core.types import NO_LIMITS
 from serve.errors import NotReady, UnknownName
 from serve.ipc.shared_pool import SharedPool
 from serve.server.intake import Intake
@@ -40,6 +41,7 @@ class World:
             signature=signature,
             estimator=Estimator(counts_loops=False),
             retired=False,
+            limits=NO_LIMITS,
             **facts,
         )
         self.entries.append(entry)
