@@ -381,7 +381,13 @@ def simulate_command(
 
 @app.command()
 def front(
-    server: Annotated[list[str], typer.Option(help="A server's host:port; once for each.")],
+    server: Annotated[
+        list[str] | None, typer.Option(help="A server's host:port; once for each.")
+    ] = None,
+    servers_file: Annotated[
+        Path | None,
+        typer.Option(help="Instead a file with a host:port in each line, read when it changes."),
+    ] = None,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="The port to listen on.")] = 8000,
 ) -> None:
@@ -392,7 +398,7 @@ def front(
     """
     from serve.commands.front import run_front
 
-    run_front(host, port, server, lambda: typer.echo("ready"))
+    run_front(host, port, server or (), servers_file, lambda: typer.echo("ready"))
 
 
 @app.command()

@@ -116,7 +116,7 @@ class Background:
     def start(self, work: Callable[[str], None], name: str) -> None:
         """Begin to do `work` for `name`."""
         thread = threading.Thread(target=work, args=(name,), name=f"probe {name}", daemon=True)
-        self._threads.append(thread)
+        self._threads = [*(one for one in self._threads if one.is_alive()), thread]
         thread.start()
 
     def join(self) -> None:

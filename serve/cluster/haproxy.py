@@ -1,10 +1,11 @@
 """HAProxy before several servers: its configuration, its process and its socket."""
 
 import ctypes
+import itertools
 import signal
 import socket
 import subprocess
-from collections.abc import Sequence
+import threading
 from pathlib import Path
 
 from serve.errors import ConfigError
@@ -14,6 +15,9 @@ _PR_SET_PDEATHSIG = 1
 _SAY_S, _END_S = 5.0, 10.0
 #: A stream's window: a large graph waits for no acknowledgement.
 _WINDOW_BYTES = 8 << 20
+#: What it answers when servers are added and deleted.
+_ADDED, _DELETED = "New server registered.", "Server deleted."
+_HAS_CONNECTIONS = "Server still has connections"
 #: Requests are spread by how many each server has; what failed before it reached a server goes to
 #: another. A server takes none until it is enabled.
 _CONFIGURATION = """\
@@ -35,32 +39,31 @@ frontend front
     default_backend machines
 backend machines
     balance leastconn
-{servers}
 """
 
 
 class Haproxy:
     """HAProxy as a child of this process, which ends with it."""
 
-    def __init__(self, host: str, port: int, servers: Sequence[str], folder: Path) -> None:
-        """Listen on `host` and `port` before `servers`, each `host:port`, once started.
+    def __init__(self, host: str, port: int, folder: Path) -> None:
+        """Listen on `host` and `port` once started, before the servers that are added then.
 
         Its files are in `folder`, which is private to the user.
         """
         self._socket = folder / "haproxy.sock"
         self._configuration = folder / "haproxy.cfg"
         self._log = folder / "haproxy.log"
-        self._names = {server: f"m{number}" for number, server in enumerate(servers)}
-        lines = (f"    server {name} {server} proto h2 disabled"
-                 for server, name in self._names.items())  # fmt: skip
         self._configuration.write_text(
             _CONFIGURATION.format(
-                socket=self._socket,
-                window=_WINDOW_BYTES,
-                address=f"{host}:{port}",
-                servers="\n".join(lines),
+                socket=self._socket, window=_WINDOW_BYTES, address=f"{host}:{port}"
             )
         )
+        #: Its name of each server, `host:port`.
+        self._names: dict[str, str] = {}
+        self._numbers = itertools.count()
+        #: Names of servers that were taken out and had connections then.
+        self._leaving: list[str] = []
+        self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -80,6 +83,29 @@ class Haproxy:
         if self._process is None or self._process.poll() is None:
             return None
         return f"HAProxy ended with code {self._process.returncode}: {self._log.read_text()[-500:]}"
+
+    def add(self, server: str) -> None:
+        """Know a server, `host:port`, which gets nothing until it is enabled. Idempotent."""
+        with self._lock:
+            if server in self._names:
+                return
+            self._leaving = [name for name in self._leaving if not self._deleted(name)]
+            name = f"m{next(self._numbers)}"
+            self._say(f"add server machines/{name} {server} proto h2", _ADDED)
+            self._names[server] = name
+
+    def remove(self, server: str) -> None:
+        """Forget a server, and end what waits for it. Idempotent."""
+        if server in self._names:
+            self.leave(server)
+            with self._lock:
+                name = self._names.pop(server)
+                if not self._deleted(name):
+                    self._leaving.append(name)
+
+    def _deleted(self, name: str) -> bool:
+        """Delete a server that gets nothing; returns False while it has connections."""
+        return self._say(f"del server machines/{name}", _DELETED, _HAS_CONNECTIONS) == _DELETED
 
     def enable(self, server: str) -> None:
         """Send it requests."""
@@ -107,15 +133,22 @@ class Haproxy:
             process.kill()
             process.wait()
 
-    def _say(self, command: str) -> None:
-        """Give a command by the socket; raises ConfigError with what it answers, OSError."""
+    def _say(self, command: str, *expected: str) -> str:
+        """Give a command by the socket; returns what it answers, nothing or one of `expected`.
+
+        Raises ConfigError with any other answer, OSError when it is not there.
+        """
         with socket.socket(socket.AF_UNIX) as line:
             line.settimeout(_SAY_S)
             line.connect(str(self._socket))
             line.sendall(f"{command}\n".encode())
             said = b"".join(iter(lambda: line.recv(4096), b"")).decode().strip()
+        for answer in expected:
+            if answer in said:
+                return answer
         if said:
             raise ConfigError(f"HAProxy, asked to '{command}': {said}")
+        return said
 
 
 def _binary() -> str:

@@ -16,6 +16,7 @@ from bench.kit.result import ROOT
 from bench.kit.servers import free_ports
 from bench.kit.waiting import PATIENCE_S, wait_for
 from serve.cluster.front import Front
+from serve.cluster.servers_file import read_servers, write_servers
 from serve.errors import ConfigError
 from serve.wire.messages import INFER_METHOD, decode_response, encode_request
 from tests.client.small_server import SmallProcess, SmallServer, look_patiently
@@ -93,6 +94,32 @@ def test_a_server_that_is_not_ready_gets_nothing_and_finishes_what_it_has(tmp_pa
         wait_for(lambda: front.ready_count == 2, "it to be taken back")
         before = asked(servers)[0]
         wait_for(lambda: ask(2) and asked(servers)[0] > before, "it to be asked again")
+
+
+def test_servers_come_go_and_are_drained_while_it_runs(tmp_path):
+    servers = [SmallServer(), SmallServer()]
+    with ExitStack() as stack:
+        ports = [stack.enter_context(server.running()) for server in servers]
+        first, second = (f"127.0.0.1:{port}" for port in ports)
+        front, port = stack.enter_context(fronting(tmp_path, ports[:1]))
+        ask = stack.enter_context(calling(port))
+        front.change([first, second])
+        wait_for(lambda: ask(1) and min(asked(servers)) >= 1, "the newcomer to be asked")
+        front.change([first, second], drained=[first])
+        wait_for(lambda: front.ready_count == 1, "it to be left")
+        wait_for(lambda: alone(ask, servers), "the other to get all")
+        front.change([first, second])
+        before = asked(servers)[0]
+        wait_for(lambda: ask(2) and asked(servers)[0] > before, "it to be asked again")
+        # One that leaves and comes back at once, as its address is taken by a new process.
+        for _ in range(3):
+            front.change([second])
+            front.change([first, second])
+        before = asked(servers)[0]
+        wait_for(lambda: ask(2) and asked(servers)[0] > before, "it to be asked again")
+        front.change([second])
+        wait_for(lambda: front.ready_count == 1, "it to be forgotten")
+        assert ask(3) == 3
 
 
 def alone(ask, servers):
@@ -192,9 +219,48 @@ def test_the_command_says_ready_and_ends_with_a_signal():
             process.stdout.close()
 
 
+def test_the_command_follows_a_file_and_stays_with_what_it_knows_when_that_is_wrong(tmp_path):
+    (port,) = free_ports(1)
+    servers, file = [SmallServer(), SmallServer()], tmp_path / "servers"
+    with ExitStack() as stack:
+        first, second = (f"127.0.0.1:{stack.enter_context(server.running())}" for server in servers)
+        write_servers(file, [first])
+        command = [
+            sys.executable, "-m", "serve", "front", "--servers-file", str(file), "--port",
+            str(port),
+        ]  # fmt: skip
+        process = subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        try:
+            assert process.stdout.readline() == "ready\n"
+            ask = stack.enter_context(calling(port))
+            file.write_text("not a server\n")
+            assert "expected host:port" in process.stderr.readline()
+            assert ask(4) == 4
+            write_servers(file, [first, second], drained=[first])
+            wait_for(lambda: ask(1) and asked(servers)[1], "the other to be asked")
+            wait_for(lambda: alone(ask, servers), "it to get all")
+        finally:
+            process.terminate()
+            assert process.wait(PATIENCE_S) == 0
+            process.stdout.close()
+            process.stderr.close()
+
+
+def test_a_file_of_servers_is_read_as_written(tmp_path):
+    file = tmp_path / "servers"
+    write_servers(file, ["a:1", "b:2"], drained=["b:2"])
+    assert read_servers(file) == (["a:1", "b:2"], ["b:2"])
+    file.write_text("# of the day\n\na:1 # the first\n")
+    assert read_servers(file) == (["a:1"], [])
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_servers(tmp_path / "none")
+
+
 @pytest.mark.parametrize(
     ("servers", "words"),
-    [([], "at least one"), (["a:1", "a:1"], "none twice"), (["https://a"], "expected host:port")],
+    [(["a:1", "a:1"], "none twice"), (["https://a"], "expected host:port")],
 )
 def test_impossible_servers_are_refused(tmp_path, servers, words):
     with pytest.raises(ConfigError, match=words):

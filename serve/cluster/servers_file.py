@@ -1,0 +1,43 @@
+"""The file by which a front learns which servers there are.
+
+A line for each: `host:port`, and ` drained` after it when it gets no new requests. Empty lines and
+what follows `#` say nothing. Whoever changes the file replaces it, so that no reader sees half.
+"""
+
+import os
+import tempfile
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from serve.errors import ConfigError
+from serve.files import read_text
+
+_MOST_BYTES = 1 << 20
+_DRAINED = "drained"
+
+
+def read_servers(file: Path) -> tuple[list[str], list[str]]:
+    """Return all servers, and those that are drained; raises ConfigError."""
+    try:
+        lines = read_text(file, _MOST_BYTES).splitlines()
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
+    servers, drained = [], []
+    for number, line in enumerate(lines, start=1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        if len(words) > 2 or words[1:] not in ([], [_DRAINED]):
+            raise ConfigError(f"{file}:{number}: expected host:port and perhaps '{_DRAINED}'")
+        servers.append(words[0])
+        if words[1:]:
+            drained.append(words[0])
+    return servers, drained
+
+
+def write_servers(file: Path, servers: Sequence[str], drained: Collection[str] = ()) -> None:
+    """Replace the file; raises OSError."""
+    lines = [f"{server} {_DRAINED}" if server in drained else server for server in servers]
+    with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False) as made:
+        made.write("".join(f"{line}\n" for line in lines))
+    os.replace(made.name, file)
