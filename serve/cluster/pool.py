@@ -1,0 +1,96 @@
+"""Which machines have the memory for a server, known before one is started."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from serve.config import Config
+from serve.errors import ConfigError
+from serve.graphs.datasets import TABLE_4
+from serve.models.repository import BrokenModel, scan
+from serve.units import format_bytes
+
+#: Memory of a server's processes before they hold a model.
+HOST_BYTES = 1 << 30
+_FEATURE_BYTES, _EDGE_BYTES = 4, 8
+
+
+@dataclass(frozen=True, slots=True)
+class ServerNeed:
+    """Memory that one server of a pool takes, bytes."""
+
+    #: Of all models it loads.
+    weights_bytes: int
+    #: Topology and features of the graphs it holds.
+    graphs_bytes: int
+    #: For weights and running tasks together.
+    budget_bytes: int
+    #: Of its processes, before they hold anything.
+    host_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it: what a machine must have."""
+        return self.budget_bytes + self.graphs_bytes + self.host_bytes
+
+
+def server_need(config: Config) -> ServerNeed:
+    """Return what a server of this configuration takes; raises ConfigError.
+
+    Graphs of files count as much as their files.
+    """
+    budget_bytes = config.device.memory_budget_bytes
+    if budget_bytes is None:
+        raise ConfigError(
+            "device.memory_budget: servers are placed by the memory that they take; set it"
+        )
+    wanted = config.models.load
+    weights_bytes = sum(
+        found.weights_bytes
+        for found in scan(config.path(config.models.repository))
+        if not isinstance(found, BrokenModel) and (not wanted or found.name in wanted)
+    )
+    graphs_bytes = 0
+    for graph in config.graph:
+        if graph.file is not None:
+            graphs_bytes += _file_bytes(config.path(graph.file))
+        elif (size := TABLE_4.get(graph.dataset or "")) is not None:
+            row_bytes = _FEATURE_BYTES * size.num_features
+            of_all = size.num_edges * _EDGE_BYTES + size.num_nodes * row_bytes
+            graphs_bytes += int(of_all * graph.scale)
+    return ServerNeed(weights_bytes, graphs_bytes, budget_bytes, HOST_BYTES)
+
+
+def _file_bytes(path: Path) -> int:
+    """Return the size of a file, or of all files in a folder; raises ConfigError."""
+    try:
+        if path.is_dir():
+            return sum(one.stat().st_size for one in path.iterdir() if one.is_file())
+        return path.stat().st_size
+    except OSError as error:
+        raise ConfigError(f"graph.file: {path}: {error.strerror}") from error
+
+
+def unplaceable(need: ServerNeed, replicas: int, machines: Mapping[str, int]) -> str | None:
+    """Return why `replicas` servers, one on each machine, cannot be placed; None when they can.
+
+    `machines` has the memory of each, bytes.
+    """
+    if need.weights_bytes > need.budget_bytes:
+        return (
+            f"the weights of all models take {format_bytes(need.weights_bytes)}, more than the "
+            f"{format_bytes(need.budget_bytes)} of device.memory_budget"
+        )
+    able = [name for name, has in machines.items() if has >= need.total_bytes]
+    if len(able) >= replicas:
+        return None
+    parts = (
+        f"a server needs {format_bytes(need.total_bytes)}: "
+        f"{format_bytes(need.budget_bytes)} for weights ({format_bytes(need.weights_bytes)}) and "
+        f"tasks, {format_bytes(need.graphs_bytes)} for graphs, "
+        f"{format_bytes(need.host_bytes)} for its processes"
+    )
+    if not able:
+        most = max(machines.values(), default=0)
+        return f"{parts}; the largest of {len(machines)} machines has {format_bytes(most)}"
+    return f"{parts}; {len(able)} of {len(machines)} machines have that, {replicas} are asked for"

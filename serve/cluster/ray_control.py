@@ -1,0 +1,327 @@
+"""Ray as control plane: the one module that knows it. No request passes through Ray.
+
+Ray Serve's controller, its proxies off, keeps a replica on each machine: starts, watches, replaces
+and updates it. A replica starts today's server beside itself (``replica``) and tells the desk of
+it, an actor on the head, which keeps the front and feeds it (``registry``). What serves belongs to
+no process of Ray (``keeper``): it goes on when Ray ends.
+
+Plain actors can take the place of Serve's deployments: they are `_ServerReplica` and `deploy`.
+"""
+
+import logging
+import os
+import socket
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from serve.cluster.desk import Desk, Pool
+from serve.cluster.pool import server_need, unplaceable
+from serve.cluster.registry import Announcement, ServerRow
+from serve.cluster.replica import Replica, ReplicaSpec, require_reachable, stop_limit_s
+from serve.config import load_config
+from serve.config_settings import settings_of
+from serve.core.cluster.probing import Probe
+from serve.errors import ConfigError, ServeError
+from serve.progress import Progress
+
+try:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    import ray
+    from ray import serve as ray_serve
+except ImportError:
+    raise ConfigError("Ray is not installed: pip install 'gnnserve[cluster]'") from None
+
+#: Ray's namespace of all clusters.
+_NAMESPACE = "gnnserve"
+_HEAD = {"node:__internal_head__": 0.001}
+#: How often a replica looks at its server and tells the desk, and what that may take.
+_LOOK_S, _TELL_S = 0.5, 5.0
+#: A server that is silent for so many looks is replaced.
+_MOST_SILENT = 20
+_ASK_S = 30.0
+#: Servers that have not stopped by then are told of as an error.
+_END_S = 600.0
+_POLL_S = 0.2
+
+
+class ClusterStatus(msgspec.Struct, frozen=True):
+    """A cluster as operators see it."""
+
+    cluster: str
+    #: `host:port` of the front.
+    endpoint: str
+    #: How many servers there are to be.
+    wanted: int
+    servers: list[ServerRow]
+    #: What keeps it from having as many; empty when nothing does.
+    problem: str
+
+
+class _ServerReplica:
+    """Replica of Ray Serve: the server of the machine that it is on."""
+
+    def __init__(self, spec: ReplicaSpec) -> None:
+        self._replica = Replica(spec, ray.util.get_node_ip_address())
+        self._desk: Any = None
+        self._spec = spec
+        self._problem: Exception | None = None
+        self._drained = False
+        self._silent = 0
+        try:
+            self._replica.start(self._tell)
+        except BaseException:
+            self._leave()
+            raise
+        self._over = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, name="watch server", daemon=True)
+        self._watcher.start()
+
+    def check_health(self) -> None:
+        """Raise what is wrong with the server; Serve asks, and replaces the replica then."""
+        if self._problem is not None:
+            raise self._problem
+
+    def __del__(self) -> None:
+        """End the server in order: Serve wants this replica no more."""
+        over = getattr(self, "_over", None)
+        if over is None:
+            return  # its server did not start
+        over.set()
+        self._watcher.join()
+        self._leave()
+
+    def _leave(self) -> None:
+        self._replica.stop()
+        running = self._replica.running
+        if running is not None:
+            with suppress(ray.exceptions.RayError, ValueError):
+                self._ask("left", running.address, running.incarnation)
+
+    def _watch(self) -> None:
+        while not self._over.wait(_LOOK_S):
+            found = self._replica.look()
+            self._silent = self._silent + 1 if found is Probe.SILENT else 0
+            try:
+                self._replica.require_kept()
+                if self._silent >= _MOST_SILENT:
+                    raise ServeError(f"the server said nothing for {_MOST_SILENT} looks")
+                self._problem = None
+            except ServeError as error:
+                self._problem = error
+            self._tell(found)
+
+    def _tell(self, found: Probe = Probe.NOT_READY) -> None:
+        """Tell the desk of the server, and learn whether it is drained."""
+        running = self._replica.running
+        if running is None:
+            return
+        said = Announcement(
+            running.address,
+            running.http_address,
+            running.incarnation,
+            machine_name(),
+            running.fingerprint,
+            ready=found is Probe.READY,
+            drained=self._drained,
+        )
+        with suppress(ray.exceptions.RayError, ValueError):  # there is no desk now
+            self._drained = self._ask("announce", said)
+
+    def _ask(self, method: str, *arguments: object) -> Any:
+        try:
+            if self._desk is None:
+                self._desk = _desk(self._spec.cluster)
+            return ray.get(getattr(self._desk, method).remote(*arguments), timeout=_TELL_S)
+        except (ray.exceptions.RayError, ValueError):
+            self._desk = None
+            raise
+
+
+def machine_name() -> str:
+    """Return the name of this machine: its host's, and the beginning of Ray's id of it."""
+    return f"{os.uname().nodename}-{ray.get_runtime_context().get_node_id()[:6]}"
+
+
+def connect(address: str) -> None:
+    """Connect this process to a Ray cluster; raises ConfigError when there is none."""
+    if address != "auto":
+        _require_listener(address)  # Ray itself would try for minutes
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
+    try:
+        ray.init(
+            address=address, namespace=_NAMESPACE, log_to_driver=False,
+            logging_level=logging.ERROR, configure_logging=True,
+        )  # fmt: skip
+    except (ConnectionError, ray.exceptions.RayError) as error:
+        raise ConfigError(
+            f"no Ray cluster at '{address}': start one by `ray start --head` ({error})"
+        ) from error
+
+
+def _require_listener(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), _TELL_S):
+            return
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"no Ray cluster at '{address}': {error}") from error
+
+
+def deploy(pool: Pool, progress: Progress) -> ClusterStatus:
+    """Have the cluster be as `pool` says and return when it is; raises ConfigError.
+
+    Servers that run already and are the same stay; others are updated one after the other.
+    """
+    spec = pool.spec
+    config = load_config(Path(spec.config), settings_of({}, spec.settings))
+    need = server_need(config)
+    machines = {
+        f"{node['NodeName']}-{node['NodeID'][:6]}": int(node["Resources"].get("memory", 0))
+        for node in ray.nodes()
+        if node["Alive"] and node["Resources"].get("CPU", 0) >= pool.cpus
+    }
+    if problem := unplaceable(need, pool.replicas, machines):
+        raise ConfigError(problem)
+    for node in ray.nodes():
+        if node["Alive"]:
+            require_reachable(config, node["NodeManagerAddress"])
+    progress("starting the desk", 0.0)
+    desk = _new_desk(spec.cluster)
+    _got(desk.keep.remote(pool))
+    ray_serve.start(proxy_location="Disabled")
+    stop_s = stop_limit_s(config)
+    deployment = ray_serve.deployment(
+        _ServerReplica,
+        name="server",
+        num_replicas=pool.replicas,
+        max_replicas_per_node=1,
+        ray_actor_options={
+            "num_cpus": pool.cpus, "num_gpus": pool.gpus, "memory": need.total_bytes,
+        },
+        health_check_period_s=1.0,
+        health_check_timeout_s=10.0,
+        graceful_shutdown_timeout_s=stop_s + _TELL_S,
+        graceful_shutdown_wait_loop_s=0.1,
+        max_constructor_retry_count=3,
+    )  # fmt: skip
+    target = ray_serve.RunTarget(
+        target=deployment.bind(spec), name=_application(spec.cluster), route_prefix=None
+    )
+    ray_serve.run_many(
+        [target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False
+    )
+    limit_s = pool.replicas * (config.server.start_timeout_s + stop_s)
+    return _wait_until_served(spec.cluster, limit_s, progress)
+
+
+def status(cluster: str) -> ClusterStatus:
+    """Return what the desk and Serve know; raises ConfigError when there is no such cluster."""
+    desk = _known_desk(cluster)
+    asked = [desk.pool.remote(), desk.rows.remote(), desk.problem.remote()]
+    pool, rows, problem = _got(asked)
+    found = ray_serve.status().applications.get(_application(cluster))
+    if found is None:
+        problem = "Serve does not know it"
+    if found is not None and str(found.status.value) != "RUNNING":
+        parts = [found.message, *(one.message for one in found.deployments.values())]
+        problem = f"{found.status.value}: {' '.join(part for part in parts if part)}"
+    return ClusterStatus(cluster, pool.endpoint, pool.replicas, rows, problem)
+
+
+def has(cluster: str) -> bool:
+    """Return True when there is a cluster of the name."""
+    try:
+        _desk(cluster)
+    except ValueError:
+        return False
+    return True
+
+
+def pool_of(cluster: str) -> Pool:
+    """Return how a cluster is to be; raises ConfigError when there is none of the name."""
+    found: Pool = _got(_known_desk(cluster).pool.remote())
+    return found
+
+
+def drain(cluster: str, machine: str, *, back: bool) -> list[str]:
+    """Send a machine no new requests, or again; returns its servers' addresses.
+
+    Raises UnknownName for a machine that is not in the cluster.
+    """
+    found: list[str] = _got(_known_desk(cluster).drain.remote(machine, back=back))
+    return found
+
+
+def down(cluster: str) -> None:
+    """End all servers of a cluster in order, then its front; raises ServeError."""
+    desk = _known_desk(cluster)
+    name = _application(cluster)
+    ray_serve.delete(name, _blocking=False)
+    give_up_s = time.monotonic() + _END_S
+    while name in (left := ray_serve.status().applications):
+        if time.monotonic() > give_up_s:
+            raise ServeError(f"cluster '{cluster}' has not ended in {_END_S:g} s: {left[name]}")
+        time.sleep(_POLL_S)
+    if not left:
+        ray_serve.shutdown()
+    _got(desk.end.remote())
+    ray.kill(desk)
+
+
+def _wait_until_served(cluster: str, limit_s: float, progress: Progress) -> ClusterStatus:
+    give_up_s = time.monotonic() + limit_s
+    while True:
+        found = status(cluster)
+        ready = sum(row.state == "ready" for row in found.servers)
+        progress(f"{ready} of {found.wanted} servers are ready", ready / max(1, found.wanted))
+        if not found.problem and ready >= found.wanted:
+            return found
+        if found.problem.startswith("DEPLOY_FAILED") or time.monotonic() > give_up_s:
+            raise ConfigError(
+                f"cluster '{cluster}': {ready} of {found.wanted} servers are ready. {found.problem}"
+            )
+        time.sleep(_POLL_S)
+
+
+def _application(cluster: str) -> str:
+    return f"gnnserve-{cluster}"
+
+
+def _got(asked: Any, limit_s: float = _ASK_S) -> Any:
+    """Return what an actor answers; raises what it raised, or ServeError when it does not."""
+    try:
+        return ray.get(asked, timeout=limit_s)
+    except ray.exceptions.RayTaskError as error:
+        raise (error.cause if isinstance(error.cause, ServeError) else error) from None
+    except ray.exceptions.RayError as error:
+        raise ServeError(f"Ray does not answer: {error}") from error
+
+
+def _desk(cluster: str) -> Any:
+    """Return the desk of a cluster; raises ValueError when there is none."""
+    return ray.get_actor(_application(cluster), namespace=_NAMESPACE)
+
+
+def _known_desk(cluster: str) -> Any:
+    try:
+        return _desk(cluster)
+    except ValueError:
+        raise ConfigError(f"there is no cluster '{cluster}': start one by `cluster up`") from None
+
+
+def _new_desk(cluster: str) -> Any:
+    """Return the desk of a cluster, on the head, where it comes back when it is lost."""
+    return (
+        ray.remote(Desk)
+        .options(
+            name=_application(cluster), namespace=_NAMESPACE, lifetime="detached",
+            get_if_exists=True, num_cpus=0, resources=_HEAD, max_concurrency=8,
+            max_restarts=-1, max_task_retries=3,
+        )
+        .remote(cluster)
+    )  # fmt: skip

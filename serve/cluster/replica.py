@@ -1,0 +1,237 @@
+"""A server of a cluster on its machine: started, or found running, and looked at."""
+
+import hashlib
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from serve.client.channel import address_of
+from serve.client.several import CallWithdrawn
+from serve.client.sync_cluster import probe
+from serve.client.sync_connection import Channel
+from serve.cluster.kept import Kept
+from serve.config import Config, load_config
+from serve.config_settings import settings_of
+from serve.core.cluster.probing import Probe
+from serve.errors import ConfigError, ServeError
+
+#: Where the files of the servers of a machine are, by name of the cluster; by default in the
+#: folder for the user's state.
+FOLDER_VARIABLE = "GNNSERVE_CLUSTER_FOLDER"
+#: While a server stops, a front still sends it requests until it has looked again.
+_LEAST_DELAY_S = 1.0
+#: What a stop may take beyond the limits of the configuration.
+_STOP_SPARE_S = 5.0
+_MESSAGE_BYTES = 1 << 16
+_POLL_S = 0.1
+#: How often a server that was found is asked before it is given up.
+_LOOKS = 10
+
+
+class ReplicaSpec(msgspec.Struct, frozen=True):
+    """What every server of a pool is started with."""
+
+    #: Name of the cluster.
+    cluster: str
+    #: The configuration file, at this path on every machine.
+    config: str
+    #: Values in place of those of the file, as `KEY=VALUE`.
+    settings: tuple[str, ...] = ()
+    #: A server of another generation is not taken over.
+    generation: str = ""
+    #: How long a server goes on when nobody looks at it.
+    lease_s: float = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A server that runs, as those who take it over know it."""
+
+    #: `host:port` for gRPC and for HTTP.
+    address: str
+    http_address: str
+    #: Time of its start, Unix ns: a later server at the address has a larger one.
+    incarnation: int
+    #: Of what it was started with: generation, configuration, settings.
+    fingerprint: str
+
+
+class ServerLost(ServeError):
+    """A server of a cluster has ended or does not answer."""
+
+
+class Replica:
+    """The server of one machine."""
+
+    def __init__(self, spec: ReplicaSpec, host: str, folder: Path | None = None) -> None:
+        """Be the server that other machines reach at `host`; raises ConfigError.
+
+        The configuration is read on this machine. Its files are in `folder`, or where those of the
+        cluster's server on this machine are.
+        """
+        self._spec, self._host = spec, host
+        self._config = load_config(Path(spec.config), settings_of({}, spec.settings))
+        require_reachable(self._config, host)
+        self._folder = folder or state_folder(spec.cluster) / "server"
+        self._kept = Kept(self._folder)
+        self._running: Running | None = None
+        self._channel: Channel | None = None
+
+    @property
+    def running(self) -> Running | None:
+        """What runs, or was to; None before `start`."""
+        return self._running
+
+    def start(self, progress: Callable[[], None] = lambda: None) -> None:
+        """Return once the server is ready; one that runs is taken over when it is the same.
+
+        Calls `progress` meanwhile. Raises ConfigError with what the server said when it does not
+        start.
+        """
+        fingerprint = self._fingerprint()
+        running = _read(self._kept.version) if self._kept.pid is not None else None
+        if running is None or running.fingerprint != fingerprint or not self._answers(running):
+            self._kept.end(self.stop_limit_s)
+            running = self._launch(fingerprint)
+            self._know(running)
+        give_up_s = time.monotonic() + self._config.server.start_timeout_s
+        while self.look() is not Probe.READY:
+            if self._kept.pid is None:
+                raise ConfigError(f"the server did not start: {self._kept.said().strip()}")
+            if time.monotonic() > give_up_s:
+                raise ConfigError(f"the server was not ready in time: {self._kept.said().strip()}")
+            progress()
+            time.sleep(_POLL_S)
+
+    def look(self) -> Probe:
+        """Want the server on, and ask it whether it is ready."""
+        self.renew()
+        assert self._channel is not None
+        try:
+            return probe(self._channel)
+        except (CallWithdrawn, ValueError):
+            return Probe.UNREACHED
+
+    def renew(self) -> None:
+        """Want the server on for another lease."""
+        self._kept.renew()
+
+    def require_kept(self) -> None:
+        """Raise ServerLost when the server has ended for good."""
+        if self._kept.pid is None:
+            raise ServerLost(f"the server has ended: {self._kept.said().strip()}")
+
+    def stop(self) -> None:
+        """End the server in order, with the requests that it has. Idempotent."""
+        self._kept.end(self.stop_limit_s)
+        if self._channel is not None:
+            self._channel.close()
+
+    @property
+    def stop_limit_s(self) -> float:
+        """Time that a stop in order takes at most."""
+        return stop_limit_s(self._config)
+
+    def _answers(self, running: Running) -> bool:
+        """Return True when a server that was found answers, or says that it is not ready."""
+        self._know(running)
+        for _ in range(_LOOKS):
+            if self.look() in (Probe.READY, Probe.NOT_READY):
+                return True
+            time.sleep(_POLL_S)
+        return False
+
+    def _know(self, running: Running) -> None:
+        if self._channel is not None:
+            self._channel.close()
+        self._running = running
+        self._channel = Channel(address_of(running.address, max_message_bytes=_MESSAGE_BYTES))
+
+    def _launch(self, fingerprint: str) -> Running:
+        server = self._config.server
+        grpc_port = server.grpc_port or _free_port(server.host)
+        http_port = server.http_port or _free_port(server.host)
+        running = Running(
+            f"{self._host}:{grpc_port}", f"{self._host}:{http_port}", time.time_ns(), fingerprint
+        )
+        settings = [*self._spec.settings, *self._own_settings()]
+        command = [
+            sys.executable, "-P", "-m", "gnnserve", "serve", "--config", self._spec.config,
+            "--grpc-port", str(grpc_port), "--http-port", str(http_port),
+            *(word for setting in settings for word in ("--set", setting)),
+        ]  # fmt: skip
+        version = msgspec.json.encode(running).decode()
+        self._kept.start(command, version, self._spec.lease_s)
+        return running
+
+    def _own_settings(self) -> list[str]:
+        """Return settings by which servers with one file, on shared storage too, differ."""
+        report, server = self._config.report, self._config.server
+        files = {
+            name: getattr(report, name) for name in ("database", "journal", "access_log", "record")
+        }
+        own = [
+            f"report.{name}={self._folder / Path(file).name}"
+            for name, file in files.items()
+            if file is not None
+        ]
+        if server.shutdown_delay_s < _LEAST_DELAY_S:
+            own.append(f"server.shutdown_delay_s={_LEAST_DELAY_S}")
+        return own
+
+    def _fingerprint(self) -> str:
+        """Return what differs where a server started now would differ from one that runs."""
+        text = Path(self._spec.config).read_bytes()
+        said = (self._spec.generation, text.hex(), *self._spec.settings, self._host)
+        return hashlib.sha256("\n".join(said).encode()).hexdigest()[:16]
+
+
+def state_folder(cluster: str) -> Path:
+    """Return the folder of a cluster's files on this machine."""
+    given = os.environ.get(FOLDER_VARIABLE)
+    if given:
+        return Path(given) / cluster
+    state = Path(os.environ.get("XDG_STATE_HOME", ""))
+    return (state if state.is_absolute() else Path.home() / ".local/state") / "gnnserve" / cluster
+
+
+def stop_limit_s(config: Config) -> float:
+    """Return the time that a server takes at most to stop in order."""
+    server = config.server
+    delay_s = max(server.shutdown_delay_s, _LEAST_DELAY_S)
+    return delay_s + server.drain_timeout_s + server.stop_timeout_s + _STOP_SPARE_S
+
+
+def require_reachable(config: Config, host: str) -> None:
+    """Raise ConfigError when other machines would not reach a server that is at `host`."""
+    if config.server.on_loopback and not host.startswith("127.") and host != "::1":
+        raise ConfigError(
+            f"server.host: '{config.server.host}' is reached by its own machine alone, and the "
+            f'machine is {host} to others; set server.host = "0.0.0.0", with server.tls or, '
+            "where the network is trusted, server.insecure = true"
+        )
+    if config.server.tls.certificate is not None:
+        raise ConfigError(
+            "server.tls: a front does not encrypt what it passes on; use a network that is "
+            "trusted, with server.insecure = true"
+        )
+
+
+def _read(version: str) -> Running | None:
+    """Return what was written of a server; None when it is of another release."""
+    try:
+        return msgspec.json.decode(version, type=Running)
+    except msgspec.DecodeError:
+        return None
+
+
+def _free_port(host: str) -> int:
+    with socket.socket() as one:
+        one.bind((host, 0))
+        return int(one.getsockname()[1])

@@ -1,0 +1,173 @@
+"""`gnnserve cluster up|status|drain|update|down`: servers on several machines, as one."""
+
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+from rich.table import Table
+
+from serve.cluster.desk import Pool
+from serve.cluster.front import Front
+from serve.cluster.replica import Replica, ReplicaSpec
+from serve.errors import ConfigError
+from serve.progress import Progress
+from serve.terminal import Console
+from serve.units import parse_duration
+
+if TYPE_CHECKING:
+    from serve.cluster.ray_control import ClusterStatus
+
+#: Servers of `--local` end this long after the command, if that is killed.
+_LOCAL_LEASE_S = 10.0
+_LOOK_S = 0.2
+
+
+def pool_of(
+    name: str,
+    config: Path,
+    settings: list[str] | None,
+    replicas: int,
+    host: str,
+    port: int,
+    cpus: float,
+    gpus: float,
+    lease: str,
+) -> Pool:
+    """Return how a cluster is to be; raises ConfigError for a name or a lease that is none."""
+    if not name.replace("-", "").isalnum():
+        raise ConfigError(f"--name '{name}': letters, digits and '-' only")
+    lease_s = parse_duration(lease)
+    spec = ReplicaSpec(name, str(config.resolve()), tuple(settings or ()), "", lease_s)
+    return Pool(spec, replicas, host, port, cpus, gpus)
+
+
+def up_on_ray(pool: Pool, address: str, progress: Progress) -> "ClusterStatus":
+    """Have a cluster be so; raises ConfigError."""
+    from serve.cluster import ray_control
+
+    ray_control.connect(address)
+    name = pool.spec.cluster
+    if ray_control.has(name):  # servers that an update started stay
+        generation = ray_control.pool_of(name).spec.generation
+        spec = msgspec.structs.replace(pool.spec, generation=generation)
+        pool = msgspec.structs.replace(pool, spec=spec)
+    return ray_control.deploy(pool, progress)
+
+
+def up_local(pool: Pool, on_ready: Callable[[], None], progress: Progress) -> None:
+    """Serve on this machine until SIGINT or SIGTERM; calls `on_ready` when all servers are."""
+    over = threading.Event()
+    for ending in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(ending, lambda _number, _frame: over.set())
+    with tempfile.TemporaryDirectory(prefix="gnnserve-cluster-") as folder:
+        spec = msgspec.structs.replace(pool.spec, lease_s=_LOCAL_LEASE_S)
+        replicas = [
+            Replica(spec, "127.0.0.1", Path(folder) / str(number))
+            for number in range(pool.replicas)
+        ]
+        front = Front(pool.host, pool.port, (), Path(folder))
+        try:
+            front.start()
+            for number, replica in enumerate(replicas):
+                progress(f"starting server {number + 1} of {pool.replicas}", number / pool.replicas)
+                replica.start(lambda: _require_on(over, front, replicas))
+                front.change([one.running.address for one in replicas if one.running is not None])
+            said = False
+            while not over.wait(_LOOK_S):
+                _require_on(over, front, replicas)
+                if not said and front.ready_count == len(replicas):
+                    said = True
+                    on_ready()
+        except _Interrupted:
+            pass
+        finally:
+            front.stop()
+            for replica in replicas:
+                replica.stop()
+
+
+class _Interrupted(Exception):
+    """A signal came while servers start."""
+
+
+def _require_on(over: threading.Event, front: Front, replicas: list[Replica]) -> None:
+    """Renew what is kept; raises _Interrupted, or ConfigError when something has ended."""
+    if over.is_set():
+        raise _Interrupted
+    if front.failure is not None:
+        raise ConfigError(front.failure)
+    for replica in replicas:
+        replica.renew()
+
+
+def status(name: str, address: str) -> "ClusterStatus":
+    """Return what is known of a cluster; raises ConfigError when there is none of the name."""
+    from serve.cluster import ray_control
+
+    ray_control.connect(address)
+    return ray_control.status(name)
+
+
+def drain(name: str, address: str, machine: str, *, back: bool) -> list[str]:
+    """Send a machine no new requests, or again; returns the addresses of its servers."""
+    from serve.cluster import ray_control
+
+    ray_control.connect(address)
+    return ray_control.drain(name, machine, back=back)
+
+
+def update(
+    name: str,
+    address: str,
+    config: Path | None,
+    replicas: int | None,
+    settings: list[str] | None,
+    progress: Progress,
+) -> "ClusterStatus":
+    """Start every server of a cluster anew, with what is given in place of what it was."""
+    from serve.cluster import ray_control
+
+    ray_control.connect(address)
+    before = ray_control.pool_of(name)
+    spec = before.spec
+    after = msgspec.structs.replace(
+        spec,
+        config=spec.config if config is None else str(config.resolve()),
+        settings=spec.settings if settings is None else tuple(settings),
+        generation=str(time.time_ns()),
+    )
+    pool = msgspec.structs.replace(before, spec=after, replicas=replicas or before.replicas)
+    return ray_control.deploy(pool, progress)
+
+
+def down(name: str, address: str, progress: Progress) -> None:
+    """End a cluster; raises ConfigError when there is none of the name."""
+    from serve.cluster import ray_control
+
+    ray_control.connect(address)
+    progress("ending the servers in order", 0.0)
+    ray_control.down(name)
+
+
+def show(found: "ClusterStatus", as_json: bool) -> None:
+    """Print a cluster."""
+    if as_json:
+        sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
+        return
+    console = Console()
+    table = Table()
+    for heading in ("machine", "gRPC", "HTTP", "state", "started with"):
+        table.add_column(heading)
+    for row in found.servers:
+        table.add_row(row.machine, row.address, row.http_address, row.state, row.fingerprint)
+    console.print(table)
+    ready = sum(row.state == "ready" for row in found.servers)
+    console.print(f"{found.endpoint} answers for {ready} of {found.wanted} servers.")
+    if found.problem:
+        console.print(found.problem, soft_wrap=True)

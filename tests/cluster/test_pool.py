@@ -1,0 +1,82 @@
+"""Whether machines have the memory for servers is known before one is started."""
+
+import pytest
+
+from bench.kit.result import ROOT
+from serve.cluster.pool import HOST_BYTES, ServerNeed, server_need, unplaceable
+from serve.cluster.replica import require_reachable
+from serve.config import load_config
+from serve.errors import ConfigError
+from serve.graphs.datasets import TABLE_4
+
+GIB = 1 << 30
+NEED = ServerNeed(weights_bytes=GIB, graphs_bytes=2 * GIB, budget_bytes=4 * GIB, host_bytes=GIB)
+
+
+def test_servers_are_placed_where_all_that_they_take_fits():
+    assert NEED.total_bytes == 7 * GIB
+    assert unplaceable(NEED, 2, {"a": 7 * GIB, "b": 8 * GIB, "c": GIB}) is None
+
+
+@pytest.mark.parametrize(
+    ("machines", "words"),
+    [
+        ({"a": 6 * GIB, "b": 5 * GIB}, "needs 7 GiB: .*; the largest of 2 machines has 6 GiB"),
+        ({"a": 7 * GIB, "b": 5 * GIB}, "1 of 2 machines have that, 2 are asked for"),
+        ({}, "the largest of 0 machines has 0 B"),
+    ],
+)
+def test_why_they_cannot_be_placed_is_told_with_both_numbers(machines, words):
+    with pytest.raises(AssertionError, match=words):
+        assert unplaceable(NEED, 2, machines) is None
+
+
+def test_weights_beyond_the_budget_fit_nowhere():
+    need = ServerNeed(5 * GIB, 0, 4 * GIB, GIB)
+    assert "take 5 GiB, more than the 4 GiB" in unplaceable(need, 1, {"a": 100 * GIB})
+
+
+def config(tmp_path, text):
+    path = tmp_path / "gnnserve.toml"
+    path.write_text(f'models.repository = "{ROOT / "configs" / "models"}"\n{text}')
+    return load_config(path)
+
+
+def test_what_a_server_takes_follows_from_its_configuration(tmp_path):
+    (tmp_path / "graph").mkdir()
+    (tmp_path / "graph" / "x.npy").write_bytes(bytes(1000))
+    found = server_need(
+        config(
+            tmp_path,
+            'device.memory_budget = "1 GiB"\n'
+            '[[graph]]\nname = "own"\nfile = "graph"\n'
+            '[[graph]]\nname = "made"\ndataset = "pubmed"\n',
+        )
+    )
+    pubmed = TABLE_4["pubmed"]
+    features = pubmed.num_nodes * pubmed.num_features * 4
+    assert found.graphs_bytes == 1000 + features + pubmed.num_edges * 8
+    assert found.weights_bytes > 0
+    assert found.total_bytes == GIB + found.graphs_bytes + HOST_BYTES
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "device.memory_budget: servers are placed by the memory"),
+        (
+            'device.memory_budget = "1 GiB"\n[[graph]]\nname = "own"\nfile = "none"\n',
+            "graph.file: .*none: No such file",
+        ),
+    ],
+)
+def test_a_need_that_is_not_known_is_refused(tmp_path, text, words):
+    with pytest.raises(ConfigError, match=words):
+        server_need(config(tmp_path, text))
+
+
+def test_servers_that_others_would_not_reach_are_refused(tmp_path):
+    found = config(tmp_path, "")
+    require_reachable(found, "127.0.0.1")
+    with pytest.raises(ConfigError, match=r"and the machine is 10\.0\.0\.7 to others"):
+        require_reachable(found, "10.0.0.7")

@@ -1,0 +1,293 @@
+"""Servers on a Ray cluster: placed, drained, updated, replaced, and there when Ray is not."""
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench.kit.result import ROOT
+from bench.kit.servers import free_ports
+from bench.kit.waiting import PATIENCE_S, wait_for
+from serve.client import Client
+from serve.client.errors import ClientError
+from serve.cluster.kept import Kept
+from tests.docs.pages import texts
+
+pytest.importorskip("ray", reason="Ray is not installed: pip install 'gnnserve[cluster]'")
+pytestmark = pytest.mark.slow
+
+MACHINES = ("one", "two", "three")
+GRAPH = {"x": np.zeros((3, 32), np.float32), "edge_index": np.array([[0, 1], [1, 2]])}
+
+
+def documented(mark):
+    """Return the arguments of each `gnnserve cluster` of a block of the page."""
+    (text,) = texts("docs/cluster.md", "sh", mark)
+    lines = [shlex.split(line) for line in text.strip().splitlines()]
+    assert all(line[:2] == ["gnnserve", "cluster"] for line in lines)
+    return [line[2:] for line in lines]
+
+
+class RayCluster:
+    """Machines with Ray, and a cluster of two servers on them."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.config = folder / "gnnserve.toml"
+        (self.port,) = free_ports(1)
+        self.config.write_text(f"""
+            [server]
+            grpc_port = 0
+            http_port = 0
+            rest = false
+            [models]
+            repository = "{ROOT / "configs" / "models"}"
+            load = ["gcn"]
+            calibration_s = 1.0
+            [device]
+            memory_budget = "512 MiB"
+            lanes = 1
+        """)
+
+    def start(self):
+        command = [sys.executable, "-m", "tests.cluster.ray_machines", str(self.folder), *MACHINES]
+        log = self.folder / "ray.log"
+        with log.open("w") as file:
+            self.machines = subprocess.Popen(
+                command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file,
+                text=True,
+            )  # fmt: skip
+        self.address = self.machines.stdout.readline().strip()
+        assert self.address, log.read_text()
+        self.environment = {**os.environ, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+
+    def run(self, *arguments, code=0):
+        done = subprocess.run(
+            [sys.executable, "-m", "serve", "cluster", *arguments, "--address", self.address],
+            cwd=ROOT, env=self.environment, capture_output=True, text=True, timeout=PATIENCE_S,
+            check=False,
+        )  # fmt: skip
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout if code == 0 else done.stderr
+
+    def status(self):
+        _, status = documented("ray")
+        return json.loads(self.run(*status, "--json"))
+
+    def kept(self, machine, what="server"):
+        return Kept(self.folder / machine / "default" / what)
+
+    def holders(self):
+        """Return the machines that have a server."""
+        return [one for one in MACHINES if self.kept(one).pid is not None]
+
+    def desk(self):
+        """Return the process of the desk; None while there is none."""
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if (process / "cmdline").read_bytes().startswith(b"ray::Desk") and (
+                    str(self.folder).encode() in (process / "environ").read_bytes()
+                ):
+                    return int(process.name)
+        return None
+
+    def kill(self, machine):
+        """Lose a machine with all that is on it."""
+        if (pid := self.kept(machine).pid) is not None:
+            os.kill(pid, signal.SIGKILL)
+        self.kill_ray(machine)
+
+    def kill_ray(self, machine):
+        self.machines.stdin.write(f"kill {machine}\n")
+        self.machines.stdin.flush()
+        assert self.machines.stdout.readline().split() == ["kill", machine]
+
+    def end(self):
+        self.machines.stdin.close()
+        self.machines.wait(PATIENCE_S)
+        self.machines.stdout.close()
+        for machine in MACHINES:
+            self.kept(machine).end(PATIENCE_S)
+        self.kept("head", "front").end(PATIENCE_S)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    found = RayCluster(tmp_path_factory.mktemp("ray"))
+    with ExitStack() as stack:
+        stack.callback(found.end)
+        found.start()
+        found.run("up", "--config", str(found.config), "--replicas", "2", "--port", str(found.port))
+        yield found
+
+
+class Load:
+    """Threads that ask without a pause through the front; each call has an answer or fails."""
+
+    def __init__(self, cluster):
+        self.failed, self.answered = [], 0
+        self._lock, self._over = threading.Lock(), threading.Event()
+        self._client = Client(f"127.0.0.1:{cluster.port}", timeout_s=PATIENCE_S)
+        self._threads = [threading.Thread(target=self._ask) for _ in range(2)]
+
+    def _ask(self):
+        while not self._over.wait(0.02):
+            try:
+                answer = self._client.infer("gcn", **GRAPH)
+                assert answer.output.shape == (3, 5)
+            except (ClientError, AssertionError) as error:
+                self.failed.append(error)
+            with self._lock:
+                self.answered += 1
+
+    def __enter__(self):
+        for thread in self._threads:
+            thread.start()
+        self.go_on()
+        return self
+
+    def go_on(self):
+        wanted = self.answered + 20
+        wait_for(lambda: self.answered >= wanted or self.failed, "answers")
+        assert not self.failed
+
+    def __exit__(self, *_):
+        self._over.set()
+        for thread in self._threads:
+            thread.join(PATIENCE_S)
+        self._client.close()
+
+
+def test_up_starts_a_server_on_each_machine_and_a_front_before_them(cluster):
+    found = cluster.status()
+    assert found["endpoint"] == f"127.0.0.1:{cluster.port}"
+    assert [row["state"] for row in found["servers"]] == ["ready", "ready"]
+    assert len({row["machine"] for row in found["servers"]}) == 2
+    assert len(cluster.holders()) == 2
+    with Load(cluster) as load:
+        load.go_on()
+    for row in found["servers"]:
+        with Client(row["address"]) as alone:
+            assert alone.infer("gcn", **GRAPH).output.shape == (3, 5)
+
+
+def test_a_server_that_no_machine_can_hold_is_refused_with_both_numbers(cluster):
+    said = cluster.run(
+        "up", "--config", str(cluster.config), "--name", "big", "--set",
+        "device.memory_budget=3 GiB", code=2,
+    )  # fmt: skip
+    assert "a server needs 4 GiB: 3 GiB for weights" in said
+    assert "the largest of 3 machines has 2 GiB" in said
+    assert "there is no cluster 'big'" in cluster.run("status", "--name", "big", code=2)
+
+
+def test_the_page_starts_ray_as_ray_understands():
+    (text,) = texts("docs/cluster.md", "sh", "machines")
+    said = subprocess.run(
+        [sys.executable, "-m", "ray.scripts.scripts", "start", "--help"],
+        capture_output=True, text=True, check=True, timeout=PATIENCE_S,
+    ).stdout  # fmt: skip
+    options = [word for word in text.split() if word.startswith("--")]
+    assert options
+    assert all(re.search(rf"{option}\b", said) for option in options)
+
+
+def test_a_second_cluster_of_the_machines_comes_and_goes(cluster):
+    (port,) = free_ports(1)
+    second = ("--name", "second")
+    cluster.run("up", "--config", str(cluster.config), "--port", str(port), *second)
+    with Client(f"127.0.0.1:{port}") as client:
+        assert client.infer("gcn", **GRAPH).output.shape == (3, 5)
+    *_, down = documented("change")
+    cluster.run(*down, *second)
+    for machine in MACHINES:
+        assert Kept(cluster.folder / machine / "second" / "server").pid is None
+    assert Kept(cluster.folder / "head" / "second" / "front").pid is None
+    assert [row["state"] for row in cluster.status()["servers"]] == ["ready", "ready"]
+
+
+def test_a_drained_machine_gets_nothing_until_it_is_wanted_back(cluster):
+    row = cluster.status()["servers"][0]
+    _, drain, back, _ = documented("change")
+    drain[drain.index("MACHINE")] = back[back.index("MACHINE")] = row["machine"]
+    with Load(cluster) as load:
+        assert cluster.run(*drain).split() == [row["address"]]
+        assert [one["state"] for one in cluster.status()["servers"]] == ["draining", "ready"]
+        load.go_on()
+        cluster.run(*back)
+        wait_for(lambda: cluster.status()["servers"][0]["state"] == "ready", "it to be back")
+    assert "is not in the cluster; known: " in cluster.run("drain", "nobody", code=1)
+
+
+def test_an_update_replaces_every_server_and_fails_no_request(cluster):
+    before = cluster.status()["servers"]
+    with Load(cluster) as load:
+        update, *_ = documented("change")
+        cluster.run(*update)
+        load.go_on()
+    after = cluster.status()["servers"]
+    assert len(after) == 2
+    assert not {one["fingerprint"] for one in before} & {one["fingerprint"] for one in after}
+    with Client(f"127.0.0.1:{cluster.port}") as client:
+        qos = client.infer("gcn", **GRAPH).qos
+    assert qos.qos_target_us == pytest.approx(3 * qos.solo_estimate_us, rel=0.01)
+
+
+def test_a_server_that_is_killed_comes_back_and_a_machine_that_is_lost_is_replaced(cluster):
+    lost, stays = cluster.holders()
+    (spare,) = set(MACHINES) - {lost, stays}
+    with Load(cluster) as load:
+        cluster.kill(lost)
+        load.go_on()
+        wait_for(lambda: cluster.kept(spare).pid, "a server on the spare machine")
+        wait_for(
+            lambda: [one["state"] for one in cluster.status()["servers"]].count("ready") == 2,
+            "both to be ready",
+        )
+        load.go_on()
+
+
+def test_a_desk_that_is_lost_comes_back_and_knows_all(cluster):
+    before = cluster.status()
+    front = cluster.kept("head", "front").pid
+    with Load(cluster) as load:
+        os.kill(cluster.desk(), signal.SIGKILL)
+        load.go_on()
+        wait_for(lambda: cluster.desk(), "another")
+        load.go_on()
+        wait_for(lambda: cluster.status() == before, "it to know all")
+        load.go_on()
+    assert cluster.kept("head", "front").pid == front
+
+
+def test_where_there_is_no_ray_it_says_so_at_once(cluster):
+    done = subprocess.run(
+        [sys.executable, "-m", "serve", "cluster", "status", "--address", "127.0.0.1:1"],
+        cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "error: no Ray cluster at '127.0.0.1:1': " in done.stderr
+
+
+def test_requests_go_on_when_all_of_ray_is_killed(cluster):
+    with Load(cluster) as load:
+        for machine in ("head", *cluster.holders()):
+            cluster.kill_ray(machine)
+        began_s = time.monotonic()
+        while time.monotonic() - began_s < 5:
+            load.go_on()
+        # What is kept is kept still.
+        server = cluster.kept(cluster.holders()[0])
+        front = cluster.kept("head", "front")
+        assert server.pid
+        assert front.pid
