@@ -23,18 +23,22 @@ class ServerNeed:
     weights_bytes: int
     #: Topology and features of the graphs it holds.
     graphs_bytes: int
-    #: For weights and running tasks together.
+    #: `device.memory_budget`: on processors of the machine's memory, and graphs count against it.
     budget_bytes: int
-    #: Of its processes, before they hold anything.
-    host_bytes: int
+    on_gpus: bool = False
+
+    @property
+    def held_bytes(self) -> int:
+        """What the budget has to hold for as long as the server runs."""
+        return self.weights_bytes + (0 if self.on_gpus else self.graphs_bytes)
 
     @property
     def total_bytes(self) -> int:
-        """All of it: what a machine must have."""
-        return self.budget_bytes + self.graphs_bytes + self.host_bytes
+        """What the machine's own memory must have."""
+        return HOST_BYTES + (self.graphs_bytes if self.on_gpus else self.budget_bytes)
 
 
-def server_need(config: Config) -> ServerNeed:
+def server_need(config: Config, *, on_gpus: bool) -> ServerNeed:
     """Return what a server of this configuration takes; raises ConfigError.
 
     Graphs of files count as much as their files.
@@ -58,7 +62,7 @@ def server_need(config: Config) -> ServerNeed:
             row_bytes = _FEATURE_BYTES * size.num_features
             of_all = size.num_edges * _EDGE_BYTES + size.num_nodes * row_bytes
             graphs_bytes += int(of_all * graph.scale)
-    return ServerNeed(weights_bytes, graphs_bytes, budget_bytes, HOST_BYTES)
+    return ServerNeed(weights_bytes, graphs_bytes, budget_bytes, on_gpus)
 
 
 def _file_bytes(path: Path) -> int:
@@ -76,21 +80,22 @@ def unplaceable(need: ServerNeed, replicas: int, machines: Mapping[str, int]) ->
 
     `machines` has the memory of each, bytes.
     """
-    if need.weights_bytes > need.budget_bytes:
+    if need.held_bytes > need.budget_bytes:
+        graphs = "" if need.on_gpus else f" and its graphs {format_bytes(need.graphs_bytes)}"
         return (
-            f"the weights of all models take {format_bytes(need.weights_bytes)}, more than the "
-            f"{format_bytes(need.budget_bytes)} of device.memory_budget"
+            f"the weights of a server take {format_bytes(need.weights_bytes)}{graphs}, more than "
+            f"the {format_bytes(need.budget_bytes)} of device.memory_budget"
         )
     able = [name for name, has in machines.items() if has >= need.total_bytes]
     if len(able) >= replicas:
         return None
-    parts = (
-        f"a server needs {format_bytes(need.total_bytes)}: "
-        f"{format_bytes(need.budget_bytes)} for weights ({format_bytes(need.weights_bytes)}) and "
-        f"tasks, {format_bytes(need.graphs_bytes)} for graphs, "
-        f"{format_bytes(need.host_bytes)} for its processes"
+    part = "graphs" if need.on_gpus else "device.memory_budget"
+    needs = (
+        f"a server needs {format_bytes(need.total_bytes)} of memory: "
+        f"{format_bytes(need.total_bytes - HOST_BYTES)} for {part} and "
+        f"{format_bytes(HOST_BYTES)} for its processes"
     )
     if not able:
         most = max(machines.values(), default=0)
-        return f"{parts}; the largest of {len(machines)} machines has {format_bytes(most)}"
-    return f"{parts}; {len(able)} of {len(machines)} machines have that, {replicas} are asked for"
+        return f"{needs}; the largest of {len(machines)} machines has {format_bytes(most)}"
+    return f"{needs}; {len(able)} of {len(machines)} machines have that, {replicas} are asked for"

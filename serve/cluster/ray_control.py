@@ -179,7 +179,7 @@ def deploy(pool: Pool, progress: Progress) -> ClusterStatus:
     """
     spec = pool.spec
     config = load_config(Path(spec.config), settings_of({}, spec.settings))
-    need = server_need(config)
+    need = server_need(config, on_gpus=pool.gpus > 0)
     machines = {
         f"{node['NodeName']}-{node['NodeID'][:6]}": int(node["Resources"].get("memory", 0))
         for node in ray.nodes()

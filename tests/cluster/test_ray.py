@@ -186,7 +186,7 @@ def test_a_server_that_no_machine_can_hold_is_refused_with_both_numbers(cluster)
         "up", "--config", str(cluster.config), "--name", "big", "--set",
         "device.memory_budget=3 GiB", code=2,
     )  # fmt: skip
-    assert "a server needs 4 GiB: 3 GiB for weights" in said
+    assert "a server needs 4 GiB of memory: 3 GiB for device.memory_budget" in said
     assert "the largest of 3 machines has 2 GiB" in said
     assert "there is no cluster 'big'" in cluster.run("status", "--name", "big", code=2)
 

@@ -77,7 +77,8 @@ def test_each_machine_has_the_memory_for_its_server(config, tmp_path):
     need = server_need(
         type(config)(
             models=type(config.models)(repository=str(tmp_path / "models")), device=config.device
-        )
+        ),
+        on_gpus=False,
     )
     assert unplaceable(need, GROUP["replicas"], machines) is None
     assert SPEC["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
