@@ -119,6 +119,8 @@ SECTIONS: dict[str, tuple[Entry, ...]] = {
               "graphs.sampling", "sampling.md"),
         Entry("What share of gathered rows does the hot set serve?",
               "graphs.hot_rows", "gpu.md"),
+        Entry("What do requests fetch from other machines when features are shared out?",
+              "graphs.partitions", "cluster.md", apart="needs gnnserve[cluster]"),
     ),
     "GPU": (
         Entry("Everything that needs a GPU",

@@ -60,6 +60,16 @@ def soak() -> str:
     })  # fmt: skip
 
 
+def partitions() -> str:
+    """Return what requests fetch by how the graph is partitioned, and by their size."""
+    return flat(read_result("partitions")["rows"], {
+        "parts": "{parts}, {method}", "edges cut": "{cut_share:.0%}", "ids": "{ids}",
+        "nodes": "{nodes:,.0f}", "elsewhere": "{remote_share:.0%}",
+        "if 5 % are everywhere": "{cold_remote_share:.0%}", "KiB": "{remote_kib:,.1f}",
+        "machines asked": "{asked:.1f}",
+    })  # fmt: skip
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "routing, alike": alike,
     "routing, unlike": unlike,
@@ -67,4 +77,5 @@ TABLES: dict[str, Callable[[], str]] = {
     "cluster size": size,
     "cluster front": front,
     "cluster soak": soak,
+    "cluster partitions": partitions,
 }

@@ -1,4 +1,4 @@
-"""Commands about graphs that servers hold: `graph import`."""
+"""Commands about graphs that servers hold: `graph import|partition`."""
 
 import sys
 from pathlib import Path
@@ -11,11 +11,6 @@ from serve.terminal import Console
 
 app = typer.Typer(help="Prepare graphs for a server to hold.")
 _errors = Console(stderr=True)
-
-
-@app.callback()
-def _group() -> None:
-    """Keep `import` a command of its own, although it is the only one."""
 
 
 @app.command("import")
@@ -48,3 +43,32 @@ def import_command(
         soft_wrap=True,
     )
     sys.stdout.write(graph_section(found))
+
+
+@app.command("partition")
+def partition_command(
+    file: Annotated[Path, typer.Argument(help="A graph that servers read.")],
+    parts: Annotated[int, typer.Option(min=1, help="Machines to share the features out to.")],
+    method: Annotated[
+        str, typer.Option(help="metis: few edges between parts; random: for comparison.")
+    ] = "metis",
+    fanouts: Annotated[str, typer.Option(help="As of requests, such as 10,5; or all.")] = "10,10",
+    hot: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of nodes whose features are everywhere.")
+    ] = 0.05,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the part of each node here, .npy of uint16.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Share out a graph's features, and tell what requests would fetch from other machines.
+
+    Each request is at the machine whose part has most of its ids; the topology is on every machine.
+    """
+    from serve.commands.partition_graph import partition_graph, print_partition
+    from serve.obs.log import setup_logging
+
+    setup_logging(level="CRITICAL")
+    with Steps(_errors) as steps:
+        found = partition_graph(file, parts, method, fanouts, hot, out, steps.tell)
+    print_partition(found, as_json)

@@ -1,0 +1,110 @@
+"""Parts of a graph for several machines, and what a request then has to fetch from others.
+
+Topology stays whole on every machine, as it takes 4 B an edge; the features, hundreds of bytes a
+node, are shared out. So samples stay what they are, and a request gathers the features of its nodes
+from the parts that they belong to.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serve.errors import ConfigError
+from serve.graphs.generate import both_directions
+from serve.graphs.snapshot import Snapshot
+
+#: `metis` keeps neighbours together (Karypis and Kumar, SIAM J. Sci. Comput. 20(1), 1998).
+METHODS = ("metis", "random")
+#: What a part of a node is stored as.
+MOST_PARTS = 1 << 16
+Parts = NDArray[np.uint16]
+
+
+@dataclass(frozen=True, slots=True)
+class Fetches:
+    """What requests fetch from other machines than the one they are at, on average."""
+
+    #: Nodes whose features a request gathers.
+    nodes: float
+    #: Share of them whose features are elsewhere; and if the hot nodes' features are everywhere.
+    remote_share: float
+    cold_remote_share: float
+    #: Other machines that it asks.
+    asked: float
+
+
+def partition(snapshot: Snapshot, count: int, method: str, seed: int = 0) -> Parts:
+    """Return the part of each node, [N], of `count` parts of about as many nodes.
+
+    Edges count in both directions. `method` is one of `METHODS`. Raises ConfigError for another,
+    for a number of parts that is impossible, and where METIS is not installed.
+    """
+    if method not in METHODS:
+        raise ConfigError(f"method '{method}' is not one of {', '.join(METHODS)}")
+    num_nodes = snapshot.num_nodes
+    if not 1 <= count <= min(num_nodes, MOST_PARTS):
+        raise ConfigError(
+            f"parts: {count}, of a graph of {num_nodes} nodes 1 to {min(num_nodes, MOST_PARTS)}"
+        )
+    if method == "random":
+        equal = np.arange(num_nodes) % count
+        return np.random.default_rng(seed).permutation(equal).astype(np.uint16)
+    try:
+        import pymetis
+    except ImportError:
+        raise ConfigError("METIS is not installed: pip install 'gnnserve[cluster]'") from None
+    ends = snapshot.edges()
+    sources, targets = both_directions(ends[0], ends[1], num_nodes)
+    starts = np.searchsorted(sources, np.arange(num_nodes + 1))
+    adjacency = pymetis.CSRAdjacency(adj_starts=starts, adjacent=targets)
+    found = pymetis.part_graph(count, adjacency, options=pymetis.Options(seed=seed))
+    return np.asarray(found.vertex_part, np.uint16)
+
+
+def cut_share(snapshot: Snapshot, parts: Parts) -> float:
+    """Return the share of edges whose ends are in different parts."""
+    sources, targets = snapshot.edges()
+    return float(np.mean(parts[sources] != parts[targets])) if sources.size else 0.0
+
+
+def imbalance(parts: Parts, count: int) -> float:
+    """Return how many times the mean the largest part has, in nodes."""
+    return float(np.bincount(parts, minlength=count).max() * count / parts.size)
+
+
+def hottest(snapshot: Snapshot, share: float) -> NDArray[np.bool_]:
+    """Mark the share of nodes that are in-neighbours of most others, [N]."""
+    degrees = np.bincount(snapshot.edges()[0], minlength=snapshot.num_nodes)
+    hot = np.zeros(snapshot.num_nodes, bool)
+    hot[np.argsort(-degrees, kind="stable")[: int(share * snapshot.num_nodes)]] = True
+    return hot
+
+
+def fetches(
+    snapshot: Snapshot,
+    parts: Parts,
+    hot: NDArray[np.bool_],
+    requests: Sequence[NDArray[np.int64]],
+    fanouts: Sequence[int],
+) -> Fetches:
+    """Sample `requests`, the ids of each, and count what they fetch.
+
+    Each is at the machine whose part has most of its ids. `hot` marks nodes whose features are
+    everywhere, [N].
+    """
+    counted = np.zeros(4)
+    for seed, ids in enumerate(requests):
+        sample = snapshot.sample(ids, fanouts, seed)
+        nodes = np.empty(sample.num_nodes, np.int64)
+        sample.write_nodes(nodes)
+        home = np.bincount(parts[ids]).argmax()
+        remote = nodes[parts[nodes] != home]
+        asked = np.unique(parts[remote]).size
+        counted += np.array([nodes.size, remote.size, np.count_nonzero(~hot[remote]), asked])
+    gathered, elsewhere, cold, asked_in_all = counted.tolist()
+    return Fetches(
+        gathered / len(requests), elsewhere / gathered, cold / gathered,
+        asked_in_all / len(requests),
+    )  # fmt: skip
