@@ -1,4 +1,9 @@
-"""The rules of HTTP/2 (RFC 9113): each violation's end is the stream's or the connection's."""
+"""The rules of HTTP/2 (RFC 9113) and HPACK (RFC 7541), broken one by one.
+
+Each violation ends its stream or its connection. The list has every case of h2spec, the conformance
+test of HTTP/2, but one: libnghttp2 ignores HEADERS on a stream below the last one, as it keeps no
+streams that are closed.
+"""
 
 import struct
 
@@ -38,7 +43,11 @@ from tests.rpc.requests import MESSAGE, infer, native
 
 BODY = prefixed(MESSAGE)
 BLOCK = head_block(INFER_METHOD)
+HEAD = frame(HEADERS, END_HEADERS, 1, BLOCK)
 EXTENSION = 0xBE
+HAS_PRIORITY = 32
+#: Huffman codes from appendix C of RFC 7541.
+CUSTOM_KEY, NO_CACHE = bytes.fromhex("25a849e95ba97d7f"), bytes.fromhex("a8eb10649cbf")
 
 
 def number(value):
@@ -51,6 +60,18 @@ def header(name, value):
 
 def setting(name, value):
     return struct.pack(">HI", name, value)
+
+
+def headers(*, without=(), **fields):
+    """Return a head block: `fields` replaces what calls have, `without` names what is left out."""
+    usual = {":method": "POST", ":scheme": "http", ":path": INFER_METHOD}
+    usual |= {f":{name}": value for name, value in fields.items()}
+    return b"".join(header(name, usual[name]) for name in usual if name not in without)
+
+
+def huffman(code):
+    """Return a literal string whose Huffman code is given."""
+    return bytes((0x80 | len(code),)) + code
 
 
 #: What ends a connection, with the code that tells why.
@@ -79,6 +100,37 @@ FATAL = {
         frame(HEADERS, 0, 1, BLOCK) + frame(CONTINUATION, END_HEADERS, 3, BLOCK),
         PROTOCOL_ERROR,
     ),
+    "PRIORITY on stream 0": (frame(PRIORITY, 0, 0, number(1) + b"\x01"), PROTOCOL_ERROR),
+    "PRIORITY within headers": (
+        frame(HEADERS, 0, 1, BLOCK) + frame(PRIORITY, 0, 1, number(0) + b"\x01"),
+        PROTOCOL_ERROR,
+    ),
+    "HEADERS of another stream within headers": (
+        frame(HEADERS, 0, 1, BLOCK) + frame(HEADERS, END_HEADERS, 3, BLOCK),
+        PROTOCOL_ERROR,
+    ),
+    "a frame of an unknown type within headers": (
+        frame(HEADERS, 0, 1, BLOCK) + frame(EXTENSION, 0, 1, b"x"),
+        PROTOCOL_ERROR,
+    ),
+    "CONTINUATION on stream 0": (
+        frame(HEADERS, 0, 1, BLOCK) + frame(CONTINUATION, END_HEADERS, 0, BLOCK),
+        PROTOCOL_ERROR,
+    ),
+    "CONTINUATION after headers' end": (
+        HEAD + frame(CONTINUATION, END_HEADERS, 1, BLOCK),
+        PROTOCOL_ERROR,
+    ),
+    "CONTINUATION after continued headers' end": (
+        frame(HEADERS, 0, 1, BLOCK[:20])
+        + frame(CONTINUATION, END_HEADERS, 1, BLOCK[20:])
+        + frame(CONTINUATION, END_HEADERS, 1, BLOCK),
+        PROTOCOL_ERROR,
+    ),
+    "CONTINUATION after data": (
+        HEAD + frame(DATA, 0, 1, BODY[:9]) + frame(CONTINUATION, END_HEADERS, 1, BLOCK),
+        PROTOCOL_ERROR,
+    ),
     "a PING of 7 bytes": (frame(PING, 0, 0, bytes(7)), FRAME_SIZE_ERROR),
     "SETTINGS of 5 bytes": (frame(SETTINGS, 0, 0, bytes(5)), FRAME_SIZE_ERROR),
     "an acknowledgement with settings": (
@@ -99,15 +151,58 @@ FATAL = {
         FLOW_CONTROL_ERROR,
     ),
     "a window larger by nothing": (window(0, 0), PROTOCOL_ERROR),
+    "a stream's window larger by nothing": (HEAD + window(1, 0), PROTOCOL_ERROR),
+    "headers that depend on themselves": (
+        frame(HEADERS, END_HEADERS | HAS_PRIORITY, 1, number(1) + b"\x10" + BLOCK),
+        PROTOCOL_ERROR,
+    ),
+    "a priority that depends on itself": (
+        frame(PRIORITY, 0, 1, number(1) + b"\x10"),
+        PROTOCOL_ERROR,
+    ),
+    "a priority of 4 bytes": (HEAD + frame(PRIORITY, 0, 1, number(0)), FRAME_SIZE_ERROR),
     "an initial window beyond 2^31 - 1": (
         frame(SETTINGS, 0, 0, setting(4, 2**31)),
         FLOW_CONTROL_ERROR,
     ),
     "a largest frame of 1 byte": (frame(SETTINGS, 0, 0, setting(5, 1)), PROTOCOL_ERROR),
+    "a largest frame beyond 2^24 - 1": (
+        frame(SETTINGS, 0, 0, setting(5, 2**24)),
+        PROTOCOL_ERROR,
+    ),
     "push neither on nor off": (frame(SETTINGS, 0, 0, setting(2, 2)), PROTOCOL_ERROR),
     "padding longer than the frame": (
         frame(HEADERS, END_HEADERS, 1, BLOCK) + frame(DATA, PADDED, 1, b"\xff" + BODY[:100]),
         PROTOCOL_ERROR,
+    ),
+    "padding longer than the headers": (
+        frame(HEADERS, END_HEADERS | PADDED, 1, b"\xff" + BLOCK),
+        PROTOCOL_ERROR,
+    ),
+    "a header of no number": (frame(HEADERS, END_HEADERS, 1, BLOCK + b"\x80"), COMPRESSION_ERROR),
+    "a header's name that is in no table": (
+        frame(HEADERS, END_HEADERS, 1, BLOCK + b"\x7f\x7f\x01x"),
+        COMPRESSION_ERROR,
+    ),
+    "another size of the table at the end": (
+        frame(HEADERS, END_HEADERS, 1, BLOCK + b"\x21"),
+        COMPRESSION_ERROR,
+    ),
+    "a table beyond its limit": (
+        frame(HEADERS, END_HEADERS, 1, b"\x3f\xe2\x1f" + BLOCK),
+        COMPRESSION_ERROR,
+    ),
+    "a Huffman code padded by a byte": (
+        frame(HEADERS, END_HEADERS, 1, BLOCK + b"\0" + huffman(CUSTOM_KEY + b"\xff") + b"\x01v"),
+        COMPRESSION_ERROR,
+    ),
+    "a Huffman code padded by zeros": (
+        frame(HEADERS, END_HEADERS, 1, BLOCK + b"\0" + huffman(CUSTOM_KEY[:-1] + b"\x70")),
+        COMPRESSION_ERROR,
+    ),
+    "a Huffman code with an end": (
+        frame(HEADERS, END_HEADERS, 1, BLOCK + b"\0" + huffman(bytes(4 * b"\xff")) + b"\x01v"),
+        COMPRESSION_ERROR,
     ),
     "a header that is in no table": (
         frame(HEADERS, END_HEADERS, 1, BLOCK + b"\xff\xff\x7f"),
@@ -125,8 +220,36 @@ OF_ITS_STREAM = {
         frame(HEADERS, END_HEADERS, 1, BLOCK) + window(1, 2**31 - 1),
         {FLOW_CONTROL_ERROR},
     ),
-    "no path": (
-        frame(HEADERS, END_HEADERS, 1, header(":method", "POST")),
+    **{
+        f"no {name[1:]}": (
+            frame(HEADERS, END_HEADERS, 1, headers(without=[name])),
+            {PROTOCOL_ERROR},
+        )
+        for name in (":method", ":scheme", ":path")
+    },
+    **{
+        f"{name[1:]} twice": (
+            frame(HEADERS, END_HEADERS, 1, headers() + header(name, "POST")),
+            {PROTOCOL_ERROR},
+        )
+        for name in (":method", ":scheme", ":path")
+    },
+    "an empty path": (frame(HEADERS, END_HEADERS, 1, headers(path="")), {PROTOCOL_ERROR}),
+    "a pseudo-header of answers": (
+        frame(HEADERS, END_HEADERS, 1, headers(status="200")),
+        {PROTOCOL_ERROR},
+    ),
+    "a pseudo-header nobody knows": (
+        frame(HEADERS, END_HEADERS, 1, headers(unknown="x")),
+        {PROTOCOL_ERROR},
+    ),
+    "a pseudo-header in trailers": (
+        HEAD + frame(HEADERS, END_HEADERS | END_STREAM, 1, header(":method", "POST")),
+        {PROTOCOL_ERROR},
+    ),
+    "headers twice": (HEAD + HEAD, {PROTOCOL_ERROR}),
+    "te that is not trailers": (
+        frame(HEADERS, END_HEADERS, 1, headers() + header("te", "gzip")),
         {PROTOCOL_ERROR},
     ),
     "a name in capitals": (
@@ -146,6 +269,12 @@ OF_ITS_STREAM = {
         + frame(DATA, END_STREAM, 1, BODY),
         {PROTOCOL_ERROR},
     ),
+    "a length that two frames do not keep": (
+        frame(HEADERS, END_HEADERS, 1, head_block(INFER_METHOD, ("content-length", str(len(BODY)))))
+        + frame(DATA, 0, 1, BODY)
+        + frame(DATA, END_STREAM, 1, b"x"),
+        {PROTOCOL_ERROR},
+    ),
 }
 
 #: What is allowed, and answered.
@@ -156,7 +285,12 @@ FINE = {
         + frame(DATA, PADDED | END_STREAM, 1, b"\x64" + BODY + bytes(100))
     ),
     "padded headers with a priority": (
-        frame(HEADERS, END_HEADERS | PADDED | 32, 1, b"\x03" + number(0) + b"\x10" + BLOCK + b"abc")
+        frame(
+            HEADERS,
+            END_HEADERS | PADDED | HAS_PRIORITY,
+            1,
+            b"\x03" + number(0) + b"\x10" + BLOCK + b"abc",
+        )
         + frame(DATA, END_STREAM, 1, BODY)
     ),
     "headers in three frames": (
@@ -185,6 +319,37 @@ FINE = {
         frame(SETTINGS, 0, 0, setting(0xFF00, 7))
         + frame(PRIORITY, 0, 1, number(0) + b"\x01")
         + frame(HEADERS, END_HEADERS, 1, BLOCK)
+        + frame(DATA, END_STREAM, 1, BODY)
+    ),
+    "reasons nobody knows": (
+        frame(HEADERS, END_HEADERS, 1, BLOCK)
+        + frame(HEADERS, END_HEADERS, 3, BLOCK)
+        + reset(3, 0xFF)
+        + frame(GOAWAY, 0, 0, number(0) + number(0xFF))
+        + frame(DATA, END_STREAM, 1, BODY)
+    ),
+    "an answer to a ping that nobody sent": (
+        frame(PING, ACK, 0, bytes(8)) + HEAD + frame(DATA, END_STREAM, 1, BODY)
+    ),
+    "a priority of the lowest and the highest weight": (
+        frame(PRIORITY, 0, 5, number(2**31 | 3) + b"\xff")
+        + frame(PRIORITY, 0, 3, number(0) + b"\x00")
+        + HEAD
+        + frame(DATA, END_STREAM, 1, BODY)
+    ),
+    "headers in every form": (
+        frame(
+            HEADERS,
+            END_HEADERS,
+            1,
+            b"\x20\x3f\xe1\x1f"  # the table is emptied, then has its usual size
+            + b"\x83\x86"  # POST, http
+            + BLOCK[len(header(":method", "POST")) + len(header(":scheme", "http")) :]
+            + (b"\x40" + huffman(CUSTOM_KEY) + huffman(NO_CACHE))  # kept in the table
+            + b"\xbe"  # from there
+            + (b"\x10" + huffman(CUSTOM_KEY) + b"\x01v")  # in no table ever
+            + (b"\x0f\x09" + huffman(NO_CACHE)),  # cache-control, by its number
+        )
         + frame(DATA, END_STREAM, 1, BODY)
     ),
     "flags nobody knows": (
@@ -242,13 +407,16 @@ def test_what_is_allowed_is_answered(server, what):
 
 @native
 @pytest.mark.parametrize("path", [INFER_METHOD, STREAM_METHOD])
-def test_data_after_the_end_is_refused(server, channel, engine, path):
+@pytest.mark.parametrize(
+    "more", [frame(DATA, 0, 1, b"more"), frame(HEADERS, END_HEADERS, 1, BLOCK)]
+)
+def test_what_comes_after_the_end_is_refused(server, channel, engine, path, more):
     engine.hold_all = True
     with Http2(server.port) as client:
         client.send(
             frame(HEADERS, END_HEADERS, 1, head_block(path)),
             frame(DATA, END_STREAM, 1, BODY),
-            frame(DATA, 0, 1, b"more"),
+            more,
         )
         # RFC 9113, 5.1: an error of the stream or of the connection.
         client.read_until(lambda came: is_over(came) or any(k == GOAWAY for k, *_ in came[0]))
@@ -258,6 +426,25 @@ def test_data_after_the_end_is_refused(server, channel, engine, path):
         assert code == STREAM_CLOSED
     engine.let_go()
     assert infer(channel) == "r"
+
+
+@native
+def test_an_answer_comes_as_its_window_opens(server):
+    def content(came):
+        return b"".join(content for kind, _, content in came[1] if kind == DATA)
+
+    with Http2(server.port, window_bytes=1) as client:
+        client.send(HEAD + frame(DATA, END_STREAM, 1, BODY))
+        client.read_until(lambda came: content(came))
+        assert len(content(client.came)) == 1
+        # A smaller initial window makes that of the stream negative, by -1 here.
+        client.send(frame(SETTINGS, 0, 0, setting(4, 5) + setting(4, 0)), window(1, 3))
+        client.read_until(lambda came: len(content(came)) >= 3)
+        client.ping()
+        assert len(content(client.came)) == 3
+        client.send(frame(SETTINGS, 0, 0, setting(4, 2**20)))
+        client.read_until(is_over)
+        assert decode_response(content(client.came)[5:]).request_id == "r"
 
 
 def test_calls_beyond_the_limit_of_a_connection_are_refused(server, channel):
