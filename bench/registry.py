@@ -72,7 +72,7 @@ SECTIONS: dict[str, tuple[Entry, ...]] = {
         Entry("How late are live requests, and who takes the cores?",
               "live.live", "live.md", ("live", "live_eager")),
         Entry("How many requests a second are answered, and in time, by this version and another?",
-              "live.rates", "peers.md", ("versions",)),
+              "live.rates", "peers.md", ("versions", "rates")),
         Entry("What do the memory checks prevent?",
               "live.memory_safety", "live.md"),
         Entry("How late are other servers on the same requests?",

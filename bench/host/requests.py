@@ -6,8 +6,9 @@ Requests go one at a time from our client to a real server, and as the same byte
 echo (``bench.kit.echoes``), in turns. QUESTION is
 
 - overhead: the demo's GCN on graphs of 100 to 10,000 nodes, served, called directly on one thread
-  with a lane's allocator, and the echo, all at one pace. `added` is served − direct; `beyond` is
-  what of that the echo would not take too; the stages are the server's own account.
+  with a lane's allocator, the echo, and the native front that runs nothing (`front`), all at one
+  pace. `added` is served − direct; `beyond` is what of that the echo would not take too; the
+  stages are the server's own account.
 - ways: a model that copies one column, asked in the message, through shared memory and by node
   ids, with 10 KB to 50 MB. `added` is what the client waits beyond the run on the lane; ratios are
   to the echo beside it. Then processor time of the server's main process and the client, without
@@ -100,12 +101,16 @@ def overhead(options: argparse.Namespace) -> dict[str, Any]:
     tune_process()  # without a lane's allocator the direct call measures glibc's defaults
     direct = load_model(find(ROOT / "configs" / "models", "gcn"))
     taken: dict[int, dict[str, list[Any]]] = {}
-    with echo_server() as echo, tempfile.TemporaryDirectory() as folder:
+    with (
+        echo_server() as echo,
+        echo_server("native") as front,
+        tempfile.TemporaryDirectory() as folder,
+    ):
         server = ServerProcess(Path(folder), sections=SECTIONS, usual_calibrations=True)
         with server, Client(server.target) as client:
             for nodes in options.nodes:
-                call = echo.call()
-                taken[nodes] = paced(client, direct.run, call, nodes, options.repeats)
+                echoes = {"echo": echo.call(), "front": front.call()}
+                taken[nodes] = paced(client, direct.run, echoes, nodes, options.repeats)
             server.stop()
         stages = stages_by_uid(server.database)
     rows = [
@@ -119,7 +124,7 @@ def overhead(options: argparse.Namespace) -> dict[str, Any]:
 def paced(
     client: Client,
     direct: Callable[[Any], object],
-    echo: Callable[[bytes], object],
+    echoes: Mapping[str, Callable[[bytes], object]],
     nodes: int,
     repeats: int,
 ) -> dict[str, list[Any]]:
@@ -132,7 +137,7 @@ def paced(
     edges = tensors["edge_index"].astype(np.int64)
     inputs = {"x": torch.from_numpy(tensors["x"]), "edge_index": torch.from_numpy(edges)}
     message = encode_request("gcn", tensors)
-    times: dict[str, list[Any]] = {"uid": [], "client": [], "direct": [], "echo": []}
+    times: dict[str, list[Any]] = {name: [] for name in ("uid", "client", "direct", *echoes)}
     for number in range(-1, max(1, repeats // 10)):
         found: dict[str, list[Any]] = {name: [] for name in times}
         for _ in range(10):
@@ -144,9 +149,10 @@ def paced(
             direct_us = elapsed_us(direct, inputs)
             found["direct"].append(direct_us)
             time.sleep(max(0.0, pause_us - direct_us) / 1e6)
-        for pause_us in found["direct"]:
-            time.sleep(pause_us / 1e6)
-            found["echo"].append(elapsed_us(echo, message))
+        for name, echo in echoes.items():
+            for pause_us in found["direct"]:
+                time.sleep(pause_us / 1e6)
+                found[name].append(elapsed_us(echo, message))
         if number >= 0:
             for name, values in found.items():
                 times[name] += values
@@ -167,7 +173,7 @@ def figures(
     """Return percentiles of what the client saw and of the server's stages."""
     kept = dict(zip(STAGES, np.array([stages[uid] for uid in times["uid"]]).T, strict=True))
     handed = kept["latency"] - kept["quet"] - kept["run"] - kept["answer"]
-    values = {name: np.array(times[name]) for name in ("client", "direct", "echo")}
+    values = {name: np.array(times[name]) for name in ("client", "direct", "echo", "front")}
     values["transport"] = values["client"] - kept["latency"]
     values |= {name: kept[name] for name in ("queue", "prepare", "run")}
     values |= {"hand-over": handed, "answer": kept["answer"]}

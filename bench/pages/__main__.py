@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bench.kit.page import tables_of, written
 from bench.kit.result import ROOT
-from bench.pages import chaos, cluster, host, listing, live, models, papers, scheduling
+from bench.pages import chaos, cluster, front, host, listing, live, models, papers, scheduling
 
 TABLES: dict[str, Callable[[], str]] = {
     **listing.TABLES,
@@ -16,6 +16,7 @@ TABLES: dict[str, Callable[[], str]] = {
     **live.TABLES,
     **chaos.TABLES,
     **host.TABLES,
+    **front.TABLES,
     **models.TABLES,
     **cluster.TABLES,
     **papers.TABLES,

@@ -54,8 +54,25 @@ def waits() -> str:
     return flat(ours("live"), {"ρ": "{rho:g}", **cells})
 
 
+def simulated() -> str:
+    """Return what our system was late for live, and again in the simulator."""
+    return flat(read_result("live").get("simulated", []), {
+        "ρ": "{rho:g}", "live": "{late_server:.1%}",
+        "simulated with what each took": "{as_live:.1%}",
+        "simulated without a host": "{no_host:.1%}",
+    })  # fmt: skip
+
+
+def main_process() -> str:
+    """Return the main process's processor time of a request, and that of the front alone."""
+    content = read_result("live")
+    rows = [row | {"who": "the whole server"} for row in ours("live")]
+    rows += [row | {"who": "the front, which runs nothing"} for row in content.get("floor", [])]
+    return grid(rows, ("who", "{}"), ("rho", "ρ {:g}"), "{server_us:,.0f}", "µs a request")
+
+
 def versions() -> str:
-    """Return lateness of the first version and this one, and the rate at 1 % late."""
+    """Return lateness of an older version and this one, and the rate at 1 % late."""
     content = read_result("versions")
     rows = [row | {"load": f"ρ {row['rho']:g}, {row['rate_hz']:.0f}/s"} for row in content["rows"]]
     rows += [row | {"load": "requests/s at 1 % late"} for row in content["limits"]]
@@ -66,8 +83,14 @@ def versions() -> str:
         late = f"{row['late_server']:.1%}, {row['missed']:.1%}"
         return f"{late}; {row['over_qt']['p99']:.2f}; {server_us(row):,.0f}"
 
-    names = {"other": "first version", "this": "this one"}
+    names = {"other": other_version(content), "this": "this one"}
     return grid(rows, ("version", names), ("load", "{}"), cell)
+
+
+def other_version(content: Mapping[str, Any]) -> str:
+    """Return what version a result of ``bench.live.rates`` compares with."""
+    before = "before-front" in content.get("command", "")
+    return "before the native front" if before else "first version"
 
 
 def server_us(row: Row) -> float:
@@ -144,6 +167,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "live eager": lambda: systems("live_eager"),
     "live shares": shares,
     "live waits": waits,
+    "live simulated": simulated,
+    "live main process": main_process,
     "memory safety": memory_safety,
     "versions": versions,
     "peers": peers,

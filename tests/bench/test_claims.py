@@ -3,7 +3,6 @@
 import pytest
 
 from bench.kit.result import ROOT, read_result
-from bench.pages.live import ours, pooled_late, server_us
 from bench.pages.models import regrets
 
 
@@ -29,26 +28,6 @@ def policies():
     yield f"simulate in {read_result('decisions')['million'][0]['cpu_s']:.0f} s on one core"
 
 
-def live():
-    slow, fast = (ours(name)[-1]["late_server"] for name in ("live_eager", "live"))
-    yield f"{100 * slow:.1f} % with slow runs, {100 * fast:.1f} % with fast ones"
-
-
-def host():
-    this, other = (rows("versions", version=name, rho=0.5)[0] for name in ("this", "other"))
-    yield f"takes {server_us(this):,.0f} µs of processor time a request"
-    yield f"the first version's {server_us(other):,.0f} µs"
-
-
-def peers():
-    late = {
-        system: pooled_late(rows("peers", rho=0.5, system=system))
-        for system in ("gnnserve", "mosec, 2 workers", "grpc.aio, one PyG thread")
-    }
-    low, high = late["mosec, 2 workers"], late["grpc.aio, one PyG thread"]
-    yield f"missed by far: {late['gnnserve']:.0f} %, beside {low:.0f} to {high:.0f} %"
-
-
 def executors():
     found = regrets("merging")
     yield f"takes {found['chosen'][0]:.3f} times as long as the best way measured"
@@ -62,7 +41,7 @@ def estimates():
     yield f"took {100 * found['need_share_of_reserve_max']:.1f} % of it"
 
 
-@pytest.mark.parametrize("claims", [policies, live, host, peers, executors, estimates])
+@pytest.mark.parametrize("claims", [policies, executors, estimates])
 def test_a_page_claims_what_was_measured(claims):
     path = ROOT / "docs" / "measurements" / f"{claims.__name__}.md"
     page = " ".join(path.read_text(encoding="utf-8").split())
