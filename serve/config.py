@@ -73,7 +73,8 @@ class TlsConfig(Section, frozen=True):
     #: Private key of the certificate.
     key: str | None = None
     #: Certificates of the authorities whose clients may connect; with it every client must show a
-    #: certificate, whose alternative name is its principal.
+    #: certificate, whose alternative name is its principal. Lists of revoked certificates in the
+    #: same file count, on the native front end and over HTTP.
     client_ca: str | None = None
 
 

@@ -56,17 +56,24 @@ bool Connection::take(const char* bytes, std::size_t size) {
 }
 
 bool Connection::decrypt(const char* bytes, std::size_t size) {
-    tls_->put(bytes, size);
     std::array<char, kRecordBytes> plain;
-    for (;;) {
-        const ssize_t got = tls_->read(plain.data(), plain.size());
-        if (got <= 0) {
-            return got == 0;
-        }
-        if (!take(plain.data(), static_cast<std::size_t>(got))) {
-            return false;
+    // A part at a time, as of the protocol's own messages all that are there are dealt with at
+    // once.
+    for (std::size_t part; size > 0; bytes += part, size -= part) {
+        part = std::min(size, plain.size());
+        tls_->put(bytes, part);
+        for (ssize_t got = 1; got > 0;) {
+            got = tls_->read(plain.data(), plain.size());
+            for (std::size_t told = tls_->take_told(); told > 0; --told) {
+                count(control_, &ConnectionEvents::control_flood);
+            }
+            if (got < 0 || flooded_ ||
+                (got > 0 && !take(plain.data(), static_cast<std::size_t>(got)))) {
+                return false;
+            }
         }
     }
+    return true;
 }
 
 bool Connection::flush() {

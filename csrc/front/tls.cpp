@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <fstream>
 #include <iterator>
 #include <stdexcept>
 #include <utility>
@@ -25,12 +26,18 @@ constexpr int kPem = 1;                               // SSL_FILETYPE_PEM
 constexpr int kVerifyPeer = 1 | 2;  // SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT
 constexpr int kAlpnTaken = 0, kAlpnRefused = 2;  // SSL_TLSEXT_ERR_OK, …_ALERT_FATAL
 constexpr int kWantRead = 2, kWantWrite = 3;     // SSL_ERROR_WANT_READ, …_WANT_WRITE
+constexpr unsigned long kCheckRevoked = 4;       // X509_V_FLAG_CRL_CHECK
+constexpr int kMessageArgument = 16;             // SSL_CTRL_SET_MSG_CALLBACK_ARG
+constexpr int kAlert = 21, kHandshake = 22;      // SSL3_RT_ALERT, SSL3_RT_HANDSHAKE
 constexpr int kAlternativeNames = 85;            // NID_subject_alt_name
 constexpr int kEmail = 1, kDns = 2, kUri = 6;    // GEN_EMAIL, GEN_DNS, GEN_URI
 constexpr std::size_t kMostNames = 4096;
 
 using Alpn = int (*)(void* session, const unsigned char** out, unsigned char* out_size,
                      const unsigned char* in, unsigned in_size, void* user);
+
+using Told = void (*)(int sent, int version, int kind, const void* content, std::size_t size,
+                      void* session, void* user);
 
 struct Api {
     // libssl
@@ -46,7 +53,10 @@ struct Api {
     void (*SSL_CTX_set_verify)(void*, int mode, void* callback);
     void (*SSL_CTX_set_alpn_select_cb)(void*, Alpn, void* user);
     void (*SSL_CTX_set_default_passwd_cb)(void*, int (*)(char*, int, int, void*));
+    void (*SSL_CTX_set_msg_callback)(void*, Told);
+    void* (*SSL_CTX_get0_param)(void*);
     void* (*SSL_new)(void* context);
+    long (*SSL_ctrl)(void*, int what, long value, void* pointer);
     void (*SSL_free)(void*);
     void (*SSL_set_bio)(void*, void* in, void* out);
     void (*SSL_set_accept_state)(void*);
@@ -64,6 +74,7 @@ struct Api {
     void (*ERR_clear_error)();
     unsigned long (*ERR_get_error)();
     const char* (*ERR_reason_error_string)(unsigned long);
+    int (*X509_VERIFY_PARAM_set_flags)(void*, unsigned long);
     void (*X509_free)(void*);
     void* (*X509_get_ext_d2i)(const void*, int nid, int*, int*);
     void (*GENERAL_NAMES_free)(void*);
@@ -113,7 +124,10 @@ Loaded load() {
     GNNSERVE_FIND(SSL_CTX_set_verify);
     GNNSERVE_FIND(SSL_CTX_set_alpn_select_cb);
     GNNSERVE_FIND(SSL_CTX_set_default_passwd_cb);
+    GNNSERVE_FIND(SSL_CTX_set_msg_callback);
+    GNNSERVE_FIND(SSL_CTX_get0_param);
     GNNSERVE_FIND(SSL_new);
+    GNNSERVE_FIND(SSL_ctrl);
     GNNSERVE_FIND(SSL_free);
     GNNSERVE_FIND(SSL_set_bio);
     GNNSERVE_FIND(SSL_set_accept_state);
@@ -130,6 +144,7 @@ Loaded load() {
     GNNSERVE_FIND(ERR_clear_error);
     GNNSERVE_FIND(ERR_get_error);
     GNNSERVE_FIND(ERR_reason_error_string);
+    GNNSERVE_FIND(X509_VERIFY_PARAM_set_flags);
     GNNSERVE_FIND(X509_free);
     GNNSERVE_FIND(X509_get_ext_d2i);
     GNNSERVE_FIND(GENERAL_NAMES_free);
@@ -164,6 +179,20 @@ int choose_protocol(void*, const unsigned char** out, unsigned char* out_size,
 
 // A key with a password is refused: the library would ask the terminal for it.
 int no_password(char*, int, int, void*) { return 0; }
+
+// Counts what the protocol says of itself, as that a key is renewed, in the session's counter.
+void count_told(int, int, int kind, const void*, std::size_t, void*, void* user) {
+    if (user != nullptr && (kind == kHandshake || kind == kAlert)) {
+        *static_cast<std::size_t*>(user) += 1;
+    }
+}
+
+// The file holds a list of certificates that an authority has revoked.
+bool has_revoked(const std::string& name) {
+    std::ifstream file(name, std::ios::binary);
+    const std::string text{std::istreambuf_iterator<char>(file), {}};
+    return text.find("-----BEGIN X509 CRL-----") != std::string::npos;
+}
 
 [[noreturn]] void fail(const std::string& what) {
     const char* reason = api().ERR_reason_error_string(api().ERR_get_error());
@@ -205,6 +234,7 @@ TlsContext::TlsContext(const std::string& certificate, const std::string& key,
         a.SSL_CTX_set_options(context_, kNoTicket | kNoRenegotiation);
         a.SSL_CTX_set_alpn_select_cb(context_, choose_protocol, nullptr);
         a.SSL_CTX_set_default_passwd_cb(context_, no_password);
+        a.SSL_CTX_set_msg_callback(context_, count_told);
         if (a.SSL_CTX_use_certificate_chain_file(context_, certificate.c_str()) != 1) {
             fail(certificate);
         }
@@ -217,6 +247,9 @@ TlsContext::TlsContext(const std::string& certificate, const std::string& key,
                 fail(client_ca);
             }
             a.SSL_CTX_set_verify(context_, kVerifyPeer, nullptr);
+            if (has_revoked(client_ca)) {
+                a.X509_VERIFY_PARAM_set_flags(a.SSL_CTX_get0_param(context_), kCheckRevoked);
+            }
         }
     } catch (...) {
         a.SSL_CTX_free(context_);
@@ -239,6 +272,7 @@ TlsSession::TlsSession(const TlsContext& context) {
     }
     a.SSL_set_bio(session_, in_, out_);
     a.SSL_set_accept_state(session_);
+    a.SSL_ctrl(session_, kMessageArgument, 0, &told_);
 }
 
 TlsSession::~TlsSession() { api().SSL_free(session_); }

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <memory>
 #include <string>
+#include <utility>
 
 namespace gnnserve::front {
 
@@ -17,7 +18,8 @@ std::string tls_lacks();
 // Certificate, key and authorities of clients; connections that begin share it.
 class TlsContext {
 public:
-    // Files in PEM format; with `client_ca`, clients must show a certificate of its authorities.
+    // Files in PEM format; with `client_ca`, clients must show a certificate of its authorities,
+    // and none that a list in the same file says is revoked.
     // Throws std::runtime_error when the files, or the library, cannot be used.
     TlsContext(const std::string& certificate, const std::string& key,
                const std::string& client_ca);
@@ -51,10 +53,14 @@ public:
     void collect(std::string& out);
     // Alternative names of the client's certificate, with commas between them.
     const std::string& names();
+    // Returns how many messages of the protocol itself there were since the last call: a client
+    // may send them without end, and each costs more than its bytes.
+    std::size_t take_told() { return std::exchange(told_, 0); }
 
 private:
     void* session_;
     void *in_, *out_;
+    std::size_t told_ = 0;
     bool has_names_ = false;
     std::string names_;
 };

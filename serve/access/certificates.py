@@ -14,6 +14,8 @@ from serve.errors import ConfigError
 
 _log = logging.getLogger(__name__)
 
+#: Begins a list of revoked certificates, which lies beside those of the authorities.
+_REVOKED = b"-----BEGIN X509 CRL-----"
 #: Kinds of alternative names that are principals.
 _KINDS = ("DNS", "URI", "email")
 
@@ -59,7 +61,10 @@ class CertificateFiles(msgspec.Struct, frozen=True):
                 raise ConfigError(
                     f"server.tls.client_ca: {self.client_ca}: {_reason(error)}"
                 ) from error
-        return LoadedCertificates(context, texts["certificate"], texts["key"], texts["client_ca"])
+        found = LoadedCertificates(context, texts["certificate"], texts["key"], texts["client_ca"])
+        if found.revokes:
+            context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
+        return found
 
 
 class LoadedCertificates(msgspec.Struct, frozen=True):
@@ -70,6 +75,11 @@ class LoadedCertificates(msgspec.Struct, frozen=True):
     key: bytes
     #: Empty where any client may connect.
     client_ca: bytes
+
+    @property
+    def revokes(self) -> bool:
+        """True when the authorities say which certificates they have revoked."""
+        return _REVOKED in self.client_ca
 
 
 class Certificates:

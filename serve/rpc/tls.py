@@ -1,13 +1,27 @@
 """Credentials of gRPC's own server, which follow the files of the certificates."""
 
+import logging
+
 import grpc
 
 from serve.access.certificates import Certificates
+from serve.errors import ConfigError
+
+_log = logging.getLogger(__name__)
+_IGNORED = (
+    "server.tls.client_ca: it lists revoked certificates, which gRPC's own front would let in; "
+    "server.front = 'native' does not"
+)
 
 
 def server_credentials(certificates: Certificates) -> grpc.ServerCredentials:
-    """Return credentials that begin each connection with the newest certificates."""
+    """Return credentials that begin each connection with the newest certificates.
+
+    Raises ConfigError for a list of revoked certificates, which gRPC does not look at.
+    """
     given = certificates.now
+    if given.revokes:
+        raise ConfigError(_IGNORED)
 
     def newer() -> grpc.ServerCertificateConfiguration | None:
         """Return the newest certificates; None when gRPC has them already."""
@@ -16,6 +30,9 @@ def server_credentials(certificates: Certificates) -> grpc.ServerCredentials:
         if now is given:
             return None
         given = now
+        if now.revokes:
+            _log.error("the certificates stay as they were: %s", _IGNORED)
+            return None
         return _configuration(certificates)
 
     return grpc.dynamic_ssl_server_credentials(

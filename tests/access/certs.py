@@ -37,6 +37,20 @@ class Authority:
         )  # fmt: skip
         return certificate, key
 
+    def revoke(self, *certificates: Path) -> str:
+        """Return a list, in PEM format, of certificates that the authority has revoked."""
+        config, index = self.folder / "revoking.cnf", self.folder / "index"
+        index.touch()
+        config.write_text(
+            f"[ca]\ndefault_ca = own\n[own]\ndatabase = {index}\ndefault_md = sha256\n"
+            f"default_crl_days = 30\ncertificate = {self.certificate}\nprivate_key = {self.key}\n"
+        )
+        for certificate in certificates:
+            _openssl("ca", "-config", config, "-revoke", certificate)
+        found = self.folder / "revoked.crl"
+        _openssl("ca", "-config", config, "-gencrl", "-out", found)
+        return found.read_text()
+
 
 def _openssl(*arguments: object) -> None:
     subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True)

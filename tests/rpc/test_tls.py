@@ -1,5 +1,7 @@
 """Encrypted connections on both front ends: versions, certificates of clients, new files."""
 
+import ctypes
+import ctypes.util
 import shutil
 import socket
 import ssl
@@ -9,7 +11,8 @@ import grpc
 import numpy as np
 import pytest
 
-from bench.kit.waiting import PATIENCE_S, wait_for
+from bench.kit.http2_frames import PREFACE, SETTINGS, frame
+from bench.kit.waiting import PATIENCE_S, eventually, wait_for
 from serve.access.callers import Callers
 from serve.access.certificates import CertificateFiles, Certificates
 from serve.access.watching import FileWatcher
@@ -19,6 +22,7 @@ from serve.errors import ConfigError
 from serve.native import front_lacks, tls_lacks
 from serve.rpc import service
 from serve.rpc.server import GrpcServer
+from serve.rpc.tls import server_credentials
 from serve.wire.messages import INFER_METHOD, STREAM_METHOD
 from tests.access.certs import Authority, needs_openssl
 from tests.access.support import TOKENS, callers_of, headers
@@ -67,16 +71,12 @@ class Encrypted:
         return grpc.secure_channel(f"127.0.0.1:{self.port}", credentials, options)
 
 
+native = pytest.mark.skipif(bool(front_lacks() or tls_lacks()), reason="a library is missing")
 FRONTS = pytest.mark.parametrize(
     "front",
     [
         "python",
-        pytest.param(
-            "native",
-            marks=pytest.mark.skipif(
-                bool(front_lacks() or tls_lacks()), reason="a library is missing"
-            ),
-        ),
+        pytest.param("native", marks=native),
     ],
 )
 
@@ -182,6 +182,35 @@ def test_certificates_of_clients_are_principals(tmp_path, front):
                 assert code(channel, LIVE, message=b"") == "UNAVAILABLE"
     finally:
         server.close()
+
+
+@native
+def test_a_revoked_certificate_opens_no_connection_any_more(tmp_path):
+    server = Encrypted(tmp_path, "native", Callers(certificates=True), client_ca=True)
+    good, lost = (server.authority.sign(name, f"DNS:{name}.example") for name in ("good", "lost"))
+
+    def let_in(client):
+        with server.channel(client) as channel:
+            return code(channel, LIVE, message=b"") == "OK"
+
+    try:
+        assert let_in(lost)
+        with server.authority.certificate.open("a") as file:
+            file.write(server.authority.revoke(lost[0]))
+        eventually(lambda: not let_in(lost))
+        assert let_in(good)
+    finally:
+        server.close()
+
+
+def test_grpcs_own_front_takes_no_list_of_revoked_certificates(tmp_path):
+    authority = Authority(tmp_path, "authority")
+    certificate, key = authority.sign("server")
+    with authority.certificate.open("a") as file:
+        file.write(authority.revoke())
+    files = CertificateFiles(str(certificate), str(key), str(authority.certificate))
+    with pytest.raises(ConfigError, match="native"):
+        server_credentials(Certificates(files))
 
 
 @FRONTS
@@ -337,3 +366,51 @@ def test_noise_and_silence_harm_nobody(encrypted):
     finally:
         for connection in silent:
             connection.close()
+
+
+class KeyRenewing:
+    """A client by OpenSSL itself: Python's does not renew its keys."""
+
+    def __init__(self, port):
+        api = ctypes.CDLL(ctypes.util.find_library("ssl"))
+        for name in ("TLS_client_method", "SSL_CTX_new", "SSL_new"):
+            getattr(api, name).restype = ctypes.c_void_p
+        self._socket = socket.create_connection(("127.0.0.1", port), PATIENCE_S)
+        self._socket.settimeout(None)  # OpenSSL waits for it
+        context = ctypes.c_void_p(api.SSL_CTX_new(ctypes.c_void_p(api.TLS_client_method())))
+        api.SSL_CTX_set_alpn_protos(context, b"\x02h2", 3)
+        self._session, self._api = ctypes.c_void_p(api.SSL_new(context)), api
+        api.SSL_set_fd(self._session, self._socket.fileno())
+        assert api.SSL_connect(self._session) == 1
+        hello = PREFACE + frame(SETTINGS, 0, 0, b"")
+        assert api.SSL_write(self._session, hello, len(hello)) == len(hello)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._socket.close()
+
+    def renew(self, most):
+        """Renew the keys, and ask for the server's; returns how often until the end."""
+        for count in range(most):
+            asked = self._api.SSL_key_update(self._session, 1)
+            if asked != 1 or self._api.SSL_do_handshake(self._session) != 1:
+                return count
+        return most
+
+
+@native
+@pytest.mark.parametrize("front", ["native"])
+def test_keys_are_not_renewed_without_end(encrypted):
+    """Each costs the server as much as a hundred times its bytes."""
+    with KeyRenewing(encrypted.port) as client:
+        assert client.renew(300) == 300
+    with encrypted.channel() as channel:
+        assert code(channel) == "OK"
+        assert encrypted.server.refused["control_frames"] == 0
+        # What the socket holds when the connection ends was sent in vain.
+        with KeyRenewing(encrypted.port) as client:
+            assert client.renew(1_000_000) < 1_000_000
+        assert encrypted.server.refused["control_frames"] == 1
+        assert code(channel) == "OK"
