@@ -36,6 +36,8 @@ INSIDE, PEER = "gnnserve-inside", "gnnserve-peer"
 NAMES_SEPARATOR = ","
 #: Longest header that is looked at.
 _MOST_CHARACTERS = 1024
+#: Most headers whose credential is remembered.
+_MOST_RECENT = 1024
 
 _NO_CREDENTIAL = "authorization: this call needs a token, as 'Bearer TOKEN', and carries none"
 _UNKNOWN_TOKEN = "authorization: the token is not one of this server"
@@ -84,6 +86,8 @@ class Callers:
         self._clock_s = clock_s
         self._tokens: dict[bytes, _Known] = {}
         self._names: dict[str, _Known] = {}
+        #: By the headers that were taken lately, which need no hash for that.
+        self._recent: dict[str, _Known] = {}
         #: Limits of tenants, as the file has them now.
         self.tenants: tuple[TenantLimits, ...] = ()
         self._told: list[Callable[[tuple[TenantLimits, ...]], None]] = []
@@ -190,6 +194,10 @@ class Callers:
         return ANYBODY if self._open_roles == EVERY_ROLE else Principal("", self._open_roles)
 
     def _of_token(self, authorization: str) -> Principal:
+        # Like that of hashes below, its time tells of the hashes of whole headers alone.
+        recent = self._recent
+        if (known := recent.get(authorization)) is not None:
+            return self._valid(known)
         encoded = _token_in(authorization)
         if encoded and hmac.compare_digest(encoded, self.own_token.encode()):
             return SERVER
@@ -202,6 +210,8 @@ class Callers:
         known = self._tokens.get(digest)
         if known is None or not hmac.compare_digest(known.digest, digest):
             return _nobody(_UNKNOWN_TOKEN)
+        if len(recent) < _MOST_RECENT and len(authorization) <= _MOST_CHARACTERS:
+            recent[authorization] = known
         return self._valid(known)
 
     def _valid(self, known: _Known) -> Principal:
@@ -232,6 +242,8 @@ class Callers:
             if row.certificate is not None:
                 names[row.certificate] = known
         self._tokens, self._names, self.tenants = tokens, names, content.tenant
+        # Last: whoever has the new one looks at the new tokens.
+        self._recent = {}
 
     def _known(self, row: Token, limits: dict[str, TenantLimits]) -> _Known:
         roles = frozenset(Role(role) for role in row.roles)
