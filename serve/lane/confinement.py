@@ -17,7 +17,7 @@ from pathlib import Path
 from socket import AF_UNIX
 
 from serve.ipc.setup import Confinement
-from serve.lane.file_access import limit_files
+from serve.lane.file_access import landlock_version, limit_files
 
 #: Order in which the kernel ends processes when memory is short: lanes, which are restarted, before
 #: the server.
@@ -27,7 +27,9 @@ _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _MODE_FILTER = 38, 22, 2
 _PR_CAPBSET_DROP, _CAPABILITY_VERSION_3 = 24, 0x20080522
 #: The capability that lanes of root keep: to read what root reads.
 _READS_ALL = 2
-_EPERM, _EACCES, _ENOSYS = 1, 13, 38
+_NO_ERROR, _EPERM, _EACCES, _ENOSYS = 0, 1, 13, 38
+#: The version of Landlock that has rules for `truncate`.
+_CUTS_SINCE = 3
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -47,6 +49,11 @@ class _Calls:
     forking: tuple[int, ...]
     #: Those that signal the process or group of their first argument.
     signalling: tuple[int, ...]
+    #: Those that change modes, owners, times and attributes of files, for which Landlock has no
+    #: rules.
+    marking: tuple[int, ...]
+    #: Cuts a file off by its path, for which Landlock has rules since version 3.
+    truncate: int
     refused: tuple[int, ...]
 
 
@@ -54,6 +61,11 @@ _CALLS = {
     "x86_64": _Calls(
         audit=0xC000003E, socket=41, connect=42, clone=56, clone3=435, forking=(57, 58),
         signalling=(62, 200, 234, 129, 297),
+        marking=(
+            90, 91, 268, 452, 92, 93, 94, 260, 132, 235, 261, 280,
+            188, 189, 190, 197, 198, 199, 463, 466,
+        ),
+        truncate=76,
         # Others' memory and files: ptrace, process_vm_*, pidfd_send_signal, pidfd_getfd.
         refused=(
             101, 310, 311, 424, 438,
@@ -69,6 +81,8 @@ _CALLS = {
     "aarch64": _Calls(
         audit=0xC00000B7, socket=198, connect=203, clone=220, clone3=435, forking=(),
         signalling=(129, 130, 131, 138, 240),
+        marking=(52, 53, 452, 54, 55, 88, 5, 6, 7, 14, 15, 16, 463, 466),
+        truncate=45,
         refused=(
             117, 270, 271, 424, 438,
             40, 39, 41, 51, 97, 268, 428, 429, 430, 432, 433, 265,
@@ -154,8 +168,10 @@ def filter_program(machine: str, rules: Confinement, spared: list[int]) -> bytes
     """Return the filter as instructions of classic BPF.
 
     It lets everything pass but the refused calls, signals to the processes and groups of `spared`,
-    without `rules.network` sockets other than Unix ones, and connecting these to anybody's, and
-    without `rules.processes` the making of processes.
+    without `rules.network` sockets other than Unix ones, and connecting these to anybody's,
+    without `rules.processes` the making of processes, and with `rules.files` what Landlock has no
+    rules for: modes and times of files stay as they are, though the call succeeds, as programs that
+    copy files want.
     """
     calls = _CALLS[machine]
     program: list[tuple[int, int, int, int]] = []
@@ -176,6 +192,11 @@ def filter_program(machine: str, rules: Confinement, spared: list[int]) -> bytes
     refuse_if(_X32, _EPERM, _AT_LEAST)
     for number in calls.refused:
         refuse_if(number, _EPERM)
+    if rules.files is not None:
+        for number in calls.marking:
+            refuse_if(number, _NO_ERROR)
+        if landlock_version() < _CUTS_SINCE:
+            refuse_if(calls.truncate, _EPERM)
     if not rules.network:
         refuse_if(calls.connect, _EACCES)
         where(

@@ -35,6 +35,11 @@ _SCOPES = 1 << 0 | 1 << 1
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 
 
+def landlock_version() -> int:
+    """Return the version of Landlock that the kernel has; less than 1 when it has none."""
+    return int(_libc.syscall(_CREATE, None, ctypes.c_size_t(0), _VERSION_FLAG))
+
+
 def limit_files(hidden: Iterable[str], writable: Iterable[str]) -> str:
     """Hide files and folders from this process, and let it write in `writable` ones alone.
 
@@ -42,7 +47,7 @@ def limit_files(hidden: Iterable[str], writable: Iterable[str]) -> str:
     processes and threads that it starts, for good; they need `no_new_privs`. Returns why the system
     cannot, "" if it can.
     """
-    version = _libc.syscall(_CREATE, None, ctypes.c_size_t(0), _VERSION_FLAG)
+    version = landlock_version()
     if version < 1:
         return "the kernel has no Landlock, which would keep models from files"
     handled = sum(rights for since, rights in _RIGHTS_SINCE if version >= since)

@@ -84,11 +84,14 @@ def test_models_of_one_domain_read_each_other_s_files(guarded):
 
 def test_models_write_to_temporary_folders_of_their_own_alone(guarded):
     inside = guarded.repository / "vandal" / "new"
+    modes = [path.stat().st_mode for path in secrets(guarded)]
     with tempfile.NamedTemporaryFile() as others:
         system = ["/dev/sda", "/proc/sys/kernel/core_pattern", "/etc/gnnserve.test"]
         wanted = [*secrets(guarded), inside, others.name, *system]
         assert "wrote []" in guarded.told(harm.write_named_files, wanted)
     assert not inside.exists()
+    assert [path.stat().st_mode for path in secrets(guarded)] == modes
+    assert all(path.stat().st_mtime > 0 for path in secrets(guarded))
     assert "wrote ['/dev/null']" in guarded.told(harm.write_named_files, ["/dev/null"])
 
 

@@ -1,32 +1,36 @@
 """What a confined process may not do any more; each in a process of its own."""
 
 import os
+import struct
 import subprocess
 import sys
 
 import pytest
 
-from serve.ipc.setup import Confinement
+from serve.ipc.setup import Confinement, FileRules
+from serve.lane import confinement
 from serve.lane.confinement import filter_program
 from tests.processes import PATIENCE_S
 
 CONFINE = """
 import os, resource, signal, socket, subprocess, sys
-from serve.ipc.setup import Confinement
+from serve.ipc.setup import Confinement, FileRules
 from serve.lane.confinement import confine
 assert confine(
     Confinement(
         os.getppid(), network={network}, processes={processes}, memory_bytes=256 << 20,
-        file_bytes=1 << 20,
+        file_bytes=1 << 20, files={files},
     )
 ) == ""
 {then}
 """
 
 
-def confined(then: str, *, network: bool = False, processes: bool = False) -> str:
+def confined(
+    then: str, *, network: bool = False, processes: bool = False, files: str = "None"
+) -> str:
     """Return what the statements print in a confined process, or the last line of its error."""
-    code = CONFINE.format(network=network, processes=processes, then=then)
+    code = CONFINE.format(network=network, processes=processes, files=files, then=then)
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
@@ -119,6 +123,40 @@ def test_a_file_beyond_the_limit_is_an_error():
     assert told == "OSError: [Errno 27] File too large"
 
 
+@pytest.mark.parametrize(
+    "deed",
+    [
+        "os.chmod(path, 0o777)",
+        "os.chmod(os.open(path, os.O_RDONLY), 0o777)",
+        "os.utime(path, (0, 0))",
+        "os.utime(os.open(path, os.O_RDONLY), (0, 0))",
+        "os.chown(path, 1, 1)",
+        "os.setxattr(path, 'user.a', b'b')",
+    ],
+)
+def test_modes_and_times_of_files_stay_as_they_are(tmp_path, deed):
+    """Programs that copy files go on all the same."""
+    path = tmp_path / "secret"
+    path.write_text("x")
+    path.chmod(0o600)
+    before = path.stat()
+    then = f"path = {str(path)!r}; {deed}; print('done')"
+    assert confined(then, files="FileRules(())") == "done"
+    assert path.stat() == before
+    assert not os.listxattr(path)
+
+
+@pytest.mark.parametrize(("version", "refused"), [(2, True), (3, False)])
+def test_files_are_not_cut_off_by_their_path_where_landlock_has_no_rule(
+    monkeypatch, version, refused
+):
+    monkeypatch.setattr(confinement, "landlock_version", lambda: version)
+    rules = Confinement(1, network=True, processes=True, memory_bytes=None, files=FileRules(()))
+    program = filter_program("x86_64", rules, spared=[-1])
+    asks = struct.pack("=HBBI", 0x15, 0, 1, 76) + struct.pack("=HBBI", 6, 0, 0, 0x50001)
+    assert (asks in program) == refused
+
+
 def test_the_network_may_be_allowed():
     assert confined("print(socket.socket().family == socket.AF_INET)", network=True) == "True"
 
@@ -131,7 +169,8 @@ def test_memory_beyond_the_limit_is_an_error_of_memory():
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_a_filter_is_short_and_every_way_through_it_ends(machine):
     """The kernel refuses one that jumps past its end, and one of more than 4,096 instructions."""
-    rules = Confinement(1, network=False, processes=False, memory_bytes=None)
+    files = FileRules(())
+    rules = Confinement(1, network=False, processes=False, memory_bytes=None, files=files)
     program = filter_program(machine, rules, spared=[-1, os.getpid()])
     assert len(program) % 8 == 0
     instructions = [program[at : at + 8] for at in range(0, len(program), 8)]
