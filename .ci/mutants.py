@@ -3,8 +3,9 @@
     python .ci/mutants.py --count 58 --seed 1
 
 Mutmut makes up the mutants: other comparisons, signs, constants, arguments. Each runs in a process
-of its own against ``TESTS``, of which one has to fail. As a plugin of pytest, this module loads a
-mutant in place of its module. Exits with 1 when fewer than nine in ten are noticed; then a test is
+of its own against ``TESTS``, of which one has to fail: first those that run the changed lines, as
+coverage tells, and when they pass all. As a plugin of pytest, this module loads a mutant in place
+of its module. Exits with 1 when fewer than nine in ten are noticed; then a test is
 missing, or code that nobody needs is there.
 """
 
@@ -30,6 +31,8 @@ TESTS = ("tests/core", "tests/sim")
 #: A mutant whose tests do not end in this time is noticed.
 LIMIT_S = 900.0
 WANTED = 0.9
+#: Exit code of pytest when a test fails.
+_FAILED = 1
 
 
 class Mutant(NamedTuple):
@@ -51,6 +54,15 @@ class Mutant(NamedTuple):
         lines = difflib.unified_diff(before, after, lineterm="", n=0)
         return "\n".join(line for line in lines if not line.startswith(("---", "+++")))
 
+    @property
+    def lines(self) -> set[int]:
+        """Numbers of the lines that differ, in the module as it is; from 1."""
+        before, after = self.path.read_text().splitlines(), self.code.splitlines()
+        blocks = difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes()
+        return {
+            n + 1 for tag, i, j, *_ in blocks if tag != "equal" for n in range(i, max(j, i + 1))
+        }
+
 
 def mutants() -> Iterator[Callable[[], Mutant]]:
     """Yield what makes each mutant of the core."""
@@ -65,24 +77,54 @@ def mutants() -> Iterator[Callable[[], Mutant]]:
             yield partial(made, path, number, module, one)
 
 
-def is_noticed(mutant: Mutant, tests: Sequence[str] = TESTS) -> bool:
-    """Return True unless the tests pass with the mutant."""
+def covering(folder: Path, tests: Sequence[str] = TESTS) -> Callable[[Mutant], list[str]]:
+    """Run all tests once; returns what finds those that run a mutant's lines."""
+    data = folder / "coverage"
+    command = [
+        sys.executable, "-m", "pytest", "-q", "-n", "0", *tests,
+        "--cov=serve.core", "--cov-context=test", "--cov-report=",
+    ]  # fmt: skip
+    environment = {**os.environ, "COVERAGE_FILE": str(data)}
+    subprocess.run(command, cwd=ROOT, env=environment, check=True, stdout=subprocess.DEVNULL)
+    from coverage import CoverageData
+
+    found = CoverageData(str(data))
+    found.read()
+
+    def those(mutant: Mutant) -> list[str]:
+        by_line = found.contexts_by_lineno(str(mutant.path))
+        run = {test for line in mutant.lines for test in by_line.get(line, ())}
+        return sorted({test.partition("|")[0] for test in run if test})
+
+    return those
+
+
+def is_noticed(mutant: Mutant, tests: Sequence[str] = TESTS, first: Sequence[str] = ()) -> bool:
+    """Return True unless the tests pass with the mutant; those of `first` run before all."""
+    # A test that is not found is no failure of it.
+    return (bool(first) and _code(mutant, first) == _FAILED) or _code(mutant, tests) != 0
+
+
+def _code(mutant: Mutant, tests: Sequence[str]) -> int:
+    """Return the exit code of pytest, `_FAILED` when it does not end in time."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "mutant.py"
         file.write_text(mutant.code)
+        chosen = Path(folder) / "tests"
+        chosen.write_text("\n".join(tests))
         environment = {
             **os.environ,
             "MUTANT": f"{mutant.module}={file}",
             "PYTHONPATH": str(Path(__file__).parent),
         }
-        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "mutants", "-n", "0", *tests]
+        plugins = ("-p", "mutants", "-n", "0")
+        command = [sys.executable, "-m", "pytest", "-q", "-x", *plugins, f"@{chosen}"]
         try:
-            done = subprocess.run(
+            return subprocess.run(
                 command, cwd=ROOT, env=environment, capture_output=True, timeout=LIMIT_S
-            )
+            ).returncode
         except subprocess.TimeoutExpired:
-            return True
-    return done.returncode != 0
+            return _FAILED
 
 
 class Instead(importlib.abc.MetaPathFinder):
@@ -111,10 +153,12 @@ def main() -> None:
     options = parser.parse_args()
     everything = list(mutants())
     drawn = random.Random(options.seed).sample(everything, min(options.count, len(everything)))
+    with tempfile.TemporaryDirectory() as folder:
+        those = covering(Path(folder))
     noticed = 0
     for make in drawn:
         mutant = make()
-        found = is_noticed(mutant)
+        found = is_noticed(mutant, first=those(mutant))
         noticed += found
         word = "noticed" if found else "SURVIVED"
         print(f"{word}  {mutant.module} {mutant.number}\n{mutant.change}", flush=True)

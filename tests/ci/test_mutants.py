@@ -39,3 +39,16 @@ def test_mutmut_makes_up_changes_of_the_core(mutants):
         mutant = make()
         compile(mutant.code, mutant.path, "exec")
         assert mutant.change
+
+
+def test_the_tests_that_run_a_line_are_found_and_fail_first(mutants, tmp_path):
+    found = mutants.covering(tmp_path, TESTS)
+    text = ORDERED.read_text()
+    line = next(line for line in text.splitlines() if line.strip().startswith("return "))
+    mutant = mutants.Mutant(
+        ORDERED, 0, text.replace(line, line.partition("return")[0] + "raise OSError")
+    )
+    tests = found(mutant)
+    assert tests
+    assert all(test.startswith(TESTS[0]) for test in tests)
+    assert mutants.is_noticed(mutant, (), first=tests)
