@@ -74,9 +74,10 @@ fuzz: $(PACKAGE) ## Made-up bytes for all that takes bytes of others, calls of t
 	 FAIL_CALLS=all $(BIN)/pytest -q tests/e2e/test_failing_calls.py; \
 	 cd csrc; export PATH="$(abspath $(BIN)):$$PATH"; \
 	 for preset in asan tsan; do cmake --preset $$preset >/dev/null; \
-	     cmake --build --preset $$preset --target front_fuzz -- --quiet; done; \
+	     cmake --build --preset $$preset --target front_fuzz parse_fuzz -- --quiet; done; \
 	 ../build/cpp-tsan/tests/front_fuzz --threads 1000000; \
-	 ../build/cpp-asan/tests/front_fuzz $$((30 * minutes)) $$(date +%s)
+	 ../build/cpp-asan/tests/parse_fuzz $$((6 * minutes)) $$(date +%s); \
+	 ../build/cpp-asan/tests/front_fuzz $$((24 * minutes)) $$(date +%s)
 
 explore: $(PACKAGE) ## Property tests with examples that differ from one run to the next
 	@$(PY) -m pytest -q --hypothesis-profile=explore -m hypothesis $(ARGS)
