@@ -97,6 +97,8 @@ SECTIONS: dict[str, tuple[Entry, ...]] = {
               "host.operating", "host.md"),
         Entry("What does a report of a million requests take, in time and memory?",
               "host.report_size", "host.md"),
+        Entry("What does a view of the live page take before a million requests?",
+              "host.live_page", "host.md"),
         Entry("What does a start with calibrated models take?",
               "host.warm_start", "host.md"),
     ),

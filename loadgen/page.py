@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 
 from loadgen.measure import Distribution, LoadSummary, Sample
 from serve.errors import ConfigError
+from serve.page_parts import document, figure, table
 from serve.quantiles import quantiles
 from serve.svg import Canvas, Scale, count_label, doubling_ticks, linear_ticks, number, tag, text
 
@@ -16,12 +16,15 @@ _CANVAS = Canvas(560, 300)
 _MOST_PARTS = 60
 #: Points of the curve of percentiles: shares of answers that are slower.
 _BEYOND = [10 ** (-step / 20) for step in range(81)]
+#: … of them, those that the curve tells.
+_TOLD = (0.5, 0.25, 0.1, 0.05, 0.01, 0.005, 0.001, 0.0005, 0.0001)
 _NINES = ("0 %", "90 %", "99 %", "99.9 %", "99.99 %")
-#: Answers in time that the picture of each answer has at most, or a few more.
+#: Answers that the picture of each answer has at most, in time and late.
 _DOT_MARKS = 4000
 _STYLE = """
 path.rate { stroke: var(--run); stroke-width: 1.8; }
-path.lateness { fill: var(--bad); opacity: .85; }
+circle.at { --c: var(--run); }
+.warning { margin-bottom: 12px; }
 path.curve { stroke: var(--run); stroke-width: 2; }
 circle.one { fill: var(--run); opacity: .35; }
 circle.one.late { fill: var(--bad); opacity: .8; }
@@ -38,17 +41,19 @@ def write_page(path: Path, summary: LoadSummary, samples: Sequence[Sample]) -> N
 
 def page(summary: LoadSummary, samples: Sequence[Sample]) -> str:
     """Return the page of a run."""
-    style = (files("serve.obs") / "assets" / "report.css").read_text(encoding="utf-8")
     header = summary.trace
     low, high = summary.violation_interval
     made = datetime.now(UTC)
-    load = f"{header.in_flight} in flight" if header.in_flight else f"{header.rate_hz:.4g}/s"
+    load = (
+        f"{header.in_flight} in flight"
+        if header.in_flight
+        else f"{header.rate_hz:.4g} requests a second"
+    )
     facts = [
-        header.workload,
-        load + (f" × {header.profile}" if header.profile else ""),
+        load + (f", rate profile {header.profile}" if header.profile else ""),
         f"{header.arrivals} arrivals" if not header.in_flight else "closed loop",
-        f"{summary.requests:,} of {summary.scheduled:,} requests in {summary.elapsed_s:.1f} s",
-        summary.target,
+        f"{summary.requests:,} of {summary.scheduled:,} requests sent in {summary.elapsed_s:.1f} s",
+        f"to {summary.target}",
     ]
     verdict = (
         f"<b>{summary.violation_rate:.2%}</b> of {summary.answered:,} answers were late at the "
@@ -59,35 +64,39 @@ def page(summary: LoadSummary, samples: Sequence[Sample]) -> str:
     figures = [
         _figure(
             "Latency ÷ target by percentile",
-            "The line at 1 is the target.",
+            "At the client. Above the line at 1 is late.",
             _percentiles(samples),
         ),
-        _figure("Each answer", "When it was due, and latency ÷ target.", _dots(samples)),
+        _figure(
+            "Each answer",
+            "By when its request was due. Above the line at 1 is late.",
+            _dots(samples),
+        ),
         _figure("Requests a second", "By when they were due.", _rates(samples)),
-        _figure("Late answers", "Share by when they were due.", _late_shares(samples)),
+        _figure("Share of late answers", "By when they were due.", _late_shares(samples)),
     ]
     body = "".join(
         [
-            f"<h1>Load of {escape(header.workload)}</h1>",
+            f"<h1>Load test: {escape(header.workload)}</h1>",
             f'<div class="facts">{"".join(f"<span>{escape(one)}</span>" for one in facts)}</div>',
             f'<p class="verdict">{verdict}</p>',
-            "".join(f'<p class="bad">{escape(one)}</p>' for one in summary.warnings),
+            "".join(f'<p class="bad warning">{escape(one)}</p>' for one in summary.warnings),
             f'<div class="grid">{"".join(figures)}',
-            _card("Times", _times(summary)),
-            _card("Models", _models(summary)),
-            _card("Requests without an answer", _failures(summary)) if summary.messages else "",
+            _times(summary),
+            _models(summary),
+            _failures(summary) if summary.messages else "",
             "</div>",
-            f"<footer>Made on {made:%Y-%m-%d at %H:%M:%S} UTC. Latencies count from when a request "
+            f'<footer>Made on {made:%Y-%m-%d at %H:%M:%S} UTC<span id="zone"></span>. '
+            "Latencies count from when a request "
             f"was due to the answer at the client. The generator used {summary.generator_cpu:.0%} "
             "of a core.</footer>",
         ]
     )
-    return (
-        '<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{summary.violation_rate:.2%} late · gnnserve load</title>\n"
-        f"<style>\n{style}{_STYLE}</style>\n<main>\n{body}\n</main>\n</html>\n"
-    )
+    return document(f"{summary.violation_rate:.2%} late · gnnserve load", body, _STYLE)
+
+
+def _figure(title: str, caption: str, picture: str) -> str:
+    return figure(title, caption, picture, empty="No answer had a target.")
 
 
 # -- pictures --------------------------------------------------------------------------------------
@@ -104,22 +113,28 @@ def _percentiles(samples: Sequence[Sample]) -> str:
     x = Scale(1, max(10.0, 1 / beyond[-1]), _CANVAS.left, _CANVAS.x_end, log=True)
     ticks = [(10.0**power, label) for power, label in enumerate(_NINES)]
     points = [(x(1 / share), y(value)) for share, value in zip(beyond, values, strict=True)]
+    told = [share for share in _TOLD if share >= beyond[-1]]
     return _CANVAS.svg(
         "Latency divided by target, by percentile",
         _CANVAS.y_axis(y, _ratio_ticks(y)),
         _CANVAS.x_axis(x, [tick for tick in ticks if tick[0] <= x.hi], "percentile of the answers"),
         _target(y),
         tag("path", d=_line(points), cls="curve"),
-    )
+        *(
+            tag("circle", cx=x(1 / share), cy=y(value), r=3.5, cls="at",
+                data_t=f"p{100 - 100 * share:.6g}\n{value:,.2f} × target")
+            for share, value in zip(told, quantiles(over, [1 - one for one in told]), strict=True)
+        ),
+    )  # fmt: skip
 
 
 def _dots(samples: Sequence[Sample]) -> str:
     found = [(one.due_ns / 1e9, over) for one in samples if (over := _over(one)) is not None]
     if not found:
         return ""
-    # All late answers count; of the others as many as a picture can show.
-    step = max(1, len(found) // _DOT_MARKS)
-    shown = [one for number, one in enumerate(found) if number % step == 0 or one[1] > 1]
+    # As many as a picture can show, of late answers and of the others.
+    late, kept = [one for one in found if one[1] > 1], [one for one in found if one[1] <= 1]
+    shown = [one for some in (kept, late) for one in some[:: max(1, -(-len(some) // _DOT_MARKS))]]
     x, x_axis = _time_axis(samples)
     y = _ratio_scale(min(one[1] for one in found), max(one[1] for one in found))
     marks = "".join(
@@ -135,14 +150,19 @@ def _rates(samples: Sequence[Sample]) -> str:
     rates = [len(part) / width_s for part in parts]
     x, x_axis = _time_axis(samples)
     y = Scale(0, max(rates, default=0) * 1.1 or 1, _CANVAS.y_end, _CANVAS.top)
-    points = [(x((number + 0.5) * width_s), y(rate)) for number, rate in enumerate(rates)]
+    points = [(x((place + 0.5) * width_s), y(rate)) for place, rate in enumerate(rates)]
     ticks = linear_ticks(0, y.hi, 5, count_label)
     return _CANVAS.svg(
         "Requests a second over time",
         _CANVAS.y_axis(y, ticks),
         x_axis,
         tag("path", d=_line(points), cls="rate"),
-    )
+        *(
+            tag("circle", cx=at, cy=height, r=2.5, cls="at",
+                data_t=f"{_span(place, width_s)}\n{rate:,.4g} requests a second")
+            for place, (rate, (at, height)) in enumerate(zip(rates, points, strict=True))
+        ),
+    )  # fmt: skip
 
 
 def _late_shares(samples: Sequence[Sample]) -> str:
@@ -152,18 +172,25 @@ def _late_shares(samples: Sequence[Sample]) -> str:
     ]
     x, x_axis = _time_axis(samples)
     y = Scale(0, max(0.01, *shares), _CANVAS.y_end, _CANVAS.top)
-    bars = "".join(
-        f"M{number(x(place * width_s) + 0.5)} {number(y(0))}V{number(y(share))}"
-        f"H{number(x((place + 1) * width_s) - 0.5)}V{number(y(0))}Z"
+    bars = (
+        tag("rect", x=x(place * width_s) + 0.5, y=y(share), cls="late",
+            width=max(x((place + 1) * width_s) - x(place * width_s) - 1, 0.5),
+            height=y(0) - y(share),
+            data_t=f"{_span(place, width_s)}\n{share:.2%} of the answers late")
         for place, share in enumerate(shares)
         if share
-    )
+    )  # fmt: skip
     return _CANVAS.svg(
         "Share of late answers over time",
         _CANVAS.y_axis(y, linear_ticks(0, y.hi, 5, _percent_label)),
         x_axis,
-        tag("path", d=bars, cls="lateness"),
+        *bars,
     )
+
+
+def _span(place: int, width_s: float) -> str:
+    """Return the seconds that a part of the run covers."""
+    return f"{place * width_s:.4g} to {(place + 1) * width_s:.4g} s"
 
 
 def _time_axis(samples: Sequence[Sample]) -> tuple[Scale, str]:
@@ -195,7 +222,9 @@ def _ratio_scale(least: float, most: float) -> Scale:
 
 def _ratio_ticks(y: Scale) -> list[tuple[float, str]]:
     factor = 2 if y.hi / y.lo <= 2**7 else 8
-    return doubling_ticks(y.lo, y.hi, factor, lambda value: f"{value:.3g}")
+    return doubling_ticks(
+        y.lo, y.hi, factor, lambda value: count_label(value) if value >= 1 else f"{value:.3g}"
+    )
 
 
 def _target(y: Scale) -> str:
@@ -221,28 +250,17 @@ def _over(sample: Sample) -> float | None:
 # -- tables ----------------------------------------------------------------------------------------
 
 
-def _figure(title: str, told: str, picture: str) -> str:
-    inside = picture or '<p class="empty">No answer had a target.</p>'
-    return (
-        f'<figure class="card"><figcaption><h2>{escape(title)}</h2><p>{escape(told)}</p>'
-        f"</figcaption>{inside}</figure>"
-    )
-
-
-def _card(title: str, table: str) -> str:
-    return f'<section class="card wide"><h2>{title}</h2><div class="scroll">{table}</div></section>'
-
-
 def _times(summary: LoadSummary) -> str:
     rows = [
-        [name, *(f"{value:.2f}" for value in _values(values))]
+        [name, *(f"{value:,.2f}" for value in _values(values))]
         for name, values in (
             ("latency, ms", summary.latency_ms),
             ("latency ÷ target", summary.latency_over_qt),
             ("send lag, ms", summary.send_lag_ms),
         )
     ]
-    return _table(["", "mean", "p50", "p90", "p99", "p99.9", "max"], rows)
+    head = "time/mean/p50/p90/p99/p99.9/max"
+    return table("Times", "", rows, head, "_nnnnnn", wide=True)
 
 
 def _values(found: Distribution) -> tuple[float, ...]:
@@ -252,36 +270,24 @@ def _values(found: Distribution) -> tuple[float, ...]:
 def _models(summary: LoadSummary) -> str:
     rows = [
         [
-            name,
+            escape(name),
             f"{one.requests:,}",
             f"{one.answered:,}",
             f"{one.violations / one.answered:.2%}" if one.answered else "–",
-            f"{one.latency_ms.p50:.2f}",
-            f"{one.latency_ms.p99:.2f}",
-            f"{one.latency_over_qt.p99:.2f}",
+            f"{one.latency_ms.p50:,.2f}",
+            f"{one.latency_ms.p99:,.2f}",
+            f"{one.latency_over_qt.p99:,.2f}",
         ]
         for name, one in summary.by_model.items()
     ]
-    heading = ["model", "requests", "answered", "late", "p50, ms", "p99, ms", "p99 ÷ target"]
-    return _table(heading, rows)
+    head = "model/requests/answered/late/p50, ms/p99, ms/p99 ÷ target"
+    return table("By model", "", rows, head, "_nnnnnn", "No request was sent.", wide=True)
 
 
 def _failures(summary: LoadSummary) -> str:
     rows = [
-        [status, f"{summary.by_status[status]:,}", message]
+        [escape(status), f"{summary.by_status[status]:,}", escape(message)]
         for status, message in summary.messages.items()
     ]
-    return _table(["status", "requests", "for example"], rows)
-
-
-def _table(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    head = "".join(f"<th{_right(place)}>{escape(one)}</th>" for place, one in enumerate(heading))
-    lines = (
-        "".join(f"<td{_right(place)}>{escape(one)}</td>" for place, one in enumerate(row))
-        for row in rows
-    )
-    return f"<table><tr>{head}</tr>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
-
-
-def _right(place: int) -> str:
-    return ' class="n"' if place else ""
+    head = "status/requests/for example"
+    return table("Requests without an answer", "", rows, head, "_n_", wide=True)

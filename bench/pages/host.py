@@ -67,7 +67,12 @@ TABLES: dict[str, Callable[[], str]] = {
         "added": "{added[0]:.1%} ({added[1]:.1%} to {added[2]:.1%})",
     }),
     "report size": lambda: flat(read_result("report_size")["forms"], {
-        "form": "{form}", "time, s": "{seconds:.2f}", "memory, MB": "{megabytes:,.0f}",
+        "form": "{form}", "time, s": "{seconds:.2f}", "processor time, s": "{processor_s:.2f}",
+        "memory, MB": "{megabytes:,.0f}",
+    }),
+    "live page": lambda: flat(read_result("live_page")["views"], {
+        "view": "{view}", "time, ms": "{first_ms:.0f}", "most, ms": "{most_ms:.0f}",
+        "share of a core": "{share}",
     }),
     "warm start": lambda: flat(read_result("warm_start")["measures"], {
         "measure": "{measure}", "median": "{median:.2f}", "most": "{most:.2f}",

@@ -98,6 +98,7 @@ class Application:
             version=serve.__version__,
             device=device.title,
             lanes=device.parallelism * device.count,
+            lanes_started=len(device.lane_cores) * device.count,
             budget_bytes=device.budget_bytes * device.count,
             policy=scheduling.policy,
             discipline=scheduling.discipline,

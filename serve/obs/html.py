@@ -1,9 +1,8 @@
-"""The report as one HTML file, without network or libraries, also for phones and dark mode."""
+"""The report as one HTML file (see ``page_parts``)."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from html import escape
-from importlib.resources import files
 
 from serve.core.rules.cause import CAUSES
 from serve.obs import explanations, plots
@@ -14,16 +13,12 @@ from serve.obs.render import missing_rows, verdict
 from serve.obs.report import Report
 from serve.obs.summary import Summary
 from serve.obs.timeline import timeline
+from serve.page_parts import document, figure, table
 from serve.units import format_bytes, format_ms, format_seconds
-
-Legend = Iterable[tuple[str, str]]
 
 
 def render_html(summary: Summary, runs: Sequence[ServerRun], report: Report) -> str:
     """Return the page for the `report` made of `summary`."""
-    assets = files("serve.obs") / "assets"
-    style = (assets / "report.css").read_text(encoding="utf-8")
-    script = (assets / "report.js").read_text(encoding="utf-8")
     now = datetime.now(UTC)
     body = "\n".join(
         [
@@ -36,13 +31,7 @@ def render_html(summary: Summary, runs: Sequence[ServerRun], report: Report) -> 
             'All times are UTC<span id="zone"></span>.</footer>',
         ]
     )
-    return (
-        '<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{report.attainment:.2%} in time · gnnserve QoS report</title>\n"
-        f"<style>\n{style}</style>\n<main>\n{body}\n</main>\n"
-        f'<div id="tip" role="status" hidden></div>\n<script>\n{script}</script>\n</html>\n'
-    )
+    return document(f"{report.attainment:.2%} in time · gnnserve QoS report", body)
 
 
 def _verdict(report: Report) -> str:
@@ -58,7 +47,7 @@ def _header(runs: Sequence[ServerRun], report: Report) -> str:
     if newest:
         facts += [
             (f"{newest.policy}, {newest.discipline}", f"window {newest.window}"),
-            (f"{newest.lanes} lanes", f"on {newest.device}"),
+            (newest.lanes_told, f"on {newest.device}"),
             (f"{newest.qos_factor:g} × solo", "target"),
             (f"gnnserve {newest.version}", ""),
         ]
@@ -113,12 +102,12 @@ def _figures(summary: Summary, runs: Sequence[ServerRun], report: Report) -> lis
     hidden = report.overhead["prepare_hidden_share"]
     excess = report.memory.overestimate_p50
     return [
-        _figure(
+        figure(
             "Latency in multiples of the QoS target",
             "Histogram of all answers. Those right of the line are late.",
             plots.distribution(summary) if report.answered else "",
         ),
-        _figure(
+        figure(
             "Memory: reserved and measured",
             "One point per run. The median reservation is "
             f"{abs(excess):.1%} {'above' if excess >= 0 else 'below'} the measured peak; "
@@ -129,28 +118,28 @@ def _figures(summary: Summary, runs: Sequence[ServerRun], report: Report) -> lis
             models,
             "No run was measured.",
         ),
-        _figure(
+        figure(
             "Over time",
             "Outcomes of requests by arrival time, and the causes of late answers.",
             plots.over_time(summary.outcomes.over_time) if report.requests else "",
             [*ends, *((cause, f"c-{cause}") for cause in CAUSES)],
             wide=True,
         ),
-        _figure(
+        figure(
             "Where the time went",
             "Mean shares of the latency. Preparation counts only while an idle lane waited for "
             f"it; {hidden:.0%} of it was hidden behind other work.",
             plots.stage_shares(summary.answers.stages) if report.answered else "",
             stages,
         ),
-        _figure(
+        figure(
             "The worst late answers",
             "The answers furthest beyond their target, in multiples of the target.",
             plots.worst_stages(report.worst) if report.worst else "",
             stages,
             "No answer was late.",
         ),
-        _figure(
+        figure(
             "Lanes and groups",
             "The seconds with the most late answers. Colours distinguish groups; a red edge marks "
             "a late answer. Point at a run to see its group.",
@@ -159,28 +148,6 @@ def _figures(summary: Summary, runs: Sequence[ServerRun], report: Report) -> lis
         ),
         *_tables(report),
     ]
-
-
-def _figure(
-    title: str,
-    caption: str,
-    picture: str,
-    legend: Legend = (),
-    empty: str = "Nothing to show yet.",
-    wide: bool = False,
-) -> str:
-    keys = "".join(f'<li class="key {cls}">{escape(name)}</li>' for name, cls in legend)
-    shown = f'<ul class="legend">{keys}</ul>' if keys and picture else ""
-    hint = '<p class="hint">Scroll sideways to see all of it.</p>'
-    numbers = "<details><summary>In numbers</summary><div></div></details>"
-    inside = f'<p class="empty">{empty}</p>'
-    if picture:
-        drawn = numbers if picture.startswith("<svg") else ""
-        inside = f'<div class="scroll" data-name="{title}">{picture}</div>{hint}{drawn}'
-    return (
-        f'<figure class="card{" wide" if wide else ""}"><figcaption><h2>{title}</h2>'
-        f"<p>{caption}</p></figcaption>{shown}{inside}</figure>\n"
-    )
 
 
 def _tables(report: Report) -> list[str]:
@@ -209,14 +176,14 @@ def _tables(report: Report) -> list[str]:
         for v in report.worst
     ]  # fmt: skip
     return [
-        _table("By model", "", models,
+        table("By model", "", models,
                "model/requests/late/share/p99 ÷ target/p50/p99", "_nnnnnn"),
-        _table("Without a result", "Requests that were refused, failed, cancelled or expired; they "
+        table("Without a result", "Requests that were refused, failed, cancelled or expired; they "
                "are no violations.", reasons, "reason/requests/meaning", "_n_",
                "Every request got a result."),
-        _table("Why answers were late", "", causes,
+        table("Why answers were late", "", causes,
                "cause/late/share/what happened/what to try first", "_nn__", wide=True),
-        _table("The worst late answers", "With their sizes, times and group.",
+        table("The worst late answers", "With their sizes, times and group.",
                worst, "request<br>client's id/model/nodes<br>edges/latency<br>target/÷ target/cause"
                "/backlog/group and mates", "i_nnn_ni", "No answer was late.", wide=True),
     ]  # fmt: skip
@@ -224,44 +191,6 @@ def _tables(report: Report) -> list[str]:
 
 def _lines(items: Sequence[str]) -> str:
     return "<br>".join(escape(item) for item in items)
-
-
-def _table(
-    title: str,
-    caption: str,
-    rows: Sequence[Sequence[str]],
-    head: str,
-    kinds: str,
-    empty: str = "Nothing to show yet.",
-    wide: bool = False,
-) -> str:
-    """Return a table as a figure.
-
-    Args:
-        title: Heading.
-        caption: Sentence below the heading.
-        rows: Cells as HTML.
-        head: Names of the columns, separated by slashes.
-        kinds: For each column n (number), i (id) or _ (text).
-        empty: Sentence in place of a table without rows.
-        wide: Take the whole width of the page.
-    """
-    classes = [{"n": ' class="n"', "i": ' class="id"'}.get(kind, "") for kind in kinds]
-    top = "".join(
-        f"<th{cls}>{name}</th>" for name, cls in zip(head.split("/"), classes, strict=True)
-    )
-    names = [name.replace("<br>", ", ") for name in head.split("/")]
-    lines = "".join(
-        "<tr>"
-        + "".join(
-            f'<td{c} data-h="{name}"><div>{cell}</div></td>'
-            for cell, c, name in zip(row, classes, names, strict=True)
-        )
-        + "</tr>"
-        for row in rows
-    )
-    table = f"<table><thead><tr>{top}</tr></thead><tbody>{lines}</tbody></table>" if rows else ""
-    return _figure(title, caption, table, (), empty, wide)
 
 
 def _period(first_s: float, last_s: float) -> tuple[str, str]:

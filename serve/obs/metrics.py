@@ -55,7 +55,7 @@ class Metrics:
             {
                 "version": facts.version,
                 "device": facts.device,
-                "lanes": str(facts.lanes),
+                "lanes": str(facts.lanes_started or facts.lanes),
                 "policy": facts.policy,
                 "discipline": facts.discipline,
                 "window": facts.window,
@@ -63,7 +63,9 @@ class Metrics:
         )
 
         lanes = Gauge("gnnserve_lanes", "Lanes that the server was started with", registry=registry)
-        lanes.set(facts.lanes)
+        lanes.set(facts.lanes_started or facts.lanes)
+        slots = Gauge("gnnserve_slots", "Requests that execute at once", registry=registry)
+        slots.set(facts.lanes)
 
         def counter(name: str, help_text: str, *labels: str) -> Counter:
             return Counter(f"gnnserve_{name}", help_text, labels, registry=registry)

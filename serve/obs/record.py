@@ -125,6 +125,7 @@ class ServerRun(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     #: Name for people: `cpu`, or the name of a CUDA device, which starts with `cuda`.
     device: str
+    #: Lanes that may run at once.
     lanes: int
     #: Device memory that tasks may reserve.
     budget_bytes: int
@@ -135,3 +136,13 @@ class ServerRun(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     #: Rows that this run's database could not take, as far as it could say.
     rows_lost: int = 0
+    #: Lanes that it started with; more than run at once where a suspended task keeps its lane.
+    #: 0 where an older version wrote the row.
+    lanes_started: int = 0
+
+    @property
+    def lanes_told(self) -> str:
+        """Number of lanes in words: `8 lanes, 2 at once`."""
+        started = self.lanes_started or self.lanes
+        lanes = f"{started} {'lane' if started == 1 else 'lanes'}"
+        return lanes if started == self.lanes else f"{lanes}, {self.lanes} at once"

@@ -95,7 +95,7 @@ def _headline(report: Report, runs: Sequence[ServerRun]) -> RenderableType:
     newest = max(runs, key=lambda run: run.started_unix_ns, default=None)
     if newest:
         facts.append(
-            f"{newest.policy}/{newest.discipline}, {newest.lanes} lanes on {newest.device}, "
+            f"{newest.policy}/{newest.discipline}, {newest.lanes_told} on {newest.device}, "
             f"target {newest.qos_factor:g} × solo"
         )
     lines.append("\n" + " · ".join(facts), "dim")

@@ -24,13 +24,14 @@ _ERRORS = {
     "504": "The time limit passed",
 }
 _TAGS = (
+    ("/trace", "Not offered"),
+    ("/logging", "Not offered"),
+    ("/cudasharedmemory", "Not offered"),
     ("/predictions", "Inference"),
     ("/infer", "Inference"),
     ("/v2/models", "Models"),
     ("/v2/repository", "Repository"),
     ("sharedmemory", "Shared memory"),
-    ("/trace", "Not offered"),
-    ("/logging", "Not offered"),
 )
 
 

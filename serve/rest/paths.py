@@ -211,7 +211,7 @@ class Paths:
         return HttpReply(found.body + self._counts.text(), found.content_type, found.status)
 
     async def report(self, request: Request) -> HttpReply:
-        """Return the report as the main process makes it."""
+        """Return the report of the requests so far."""
         path, query = request.url.path, request.url.query
         target = f"{path}?{query}" if query else path
         found = await unless_gone(request, self._backend.fetch(target, REPORT_S))

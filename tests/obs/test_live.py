@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from serve.errors import UnknownName
-from serve.obs.live.story import requests_between, story_of
+from serve.obs.live.story import MOST_BESIDE, requests_between, story_of
 from serve.obs.live.tally import MOST_NAMES, OTHERS, ServerState
 from serve.obs.live.view import WINDOWS, Focus, View, cover
 from serve.obs.live.writer import KEPT_S, OPEN_S, WIDTHS, BucketWriter
@@ -255,11 +255,12 @@ def test_alarms_say_what_is_wrong(tmp_path):
     rows = [moved(late(str(i), cause="queue"), i / 10) for i in range(20)]
     state = ServerState(queue=3, reserved_bytes=RUN.budget_bytes, lanes_up=3)
     with closing(stored(tmp_path / "r.db", rows, START_S + 30, state)) as db:
-        db.execute("UPDATE server SET rows_lost = 7, started_unix_ns = ?", (START_UNIX_NS // 2,))
+        changes = "rows_lost = 7, lanes_started = 16, started_unix_ns = ?"
+        db.execute(f"UPDATE server SET {changes}", (START_UNIX_NS // 2,))
         alarms = " ".join(View(Focus()).update(db, START_S + 30)["alarms"])
     for said in (
         "100.0% of the answers were late, most often because of queue",
-        "3 of 4 lanes can take a task",
+        "3 of 16 lanes can take a task",
         "reserve 100% of the memory budget",
         "3 requests wait, and none was answered",
         "7 rows are missing",
@@ -294,6 +295,26 @@ def test_requests_of_a_point_and_the_story_of_one(tmp_path):
         assert story_of(db, "fine").why == "Answered in time."
         with pytest.raises(UnknownName, match="request 'nobody'"):
             story_of(db, "nobody")
+
+
+def test_a_story_keeps_the_runs_nearest_to_its_own(tmp_path):
+    """A request that waited long was behind more runs than a picture shows."""
+    waited_s = (MOST_BESIDE + 40) // 10
+    rows = [
+        moved(record(f"r{i}", quet_ns=0, latency_ns=90 * MS, answer_ns=0), i / 10)
+        for i in range(10 * waited_s)
+    ]
+    waited = {"quet_ns": waited_s * 1000 * MS, "latency_ns": (waited_s * 1000 + 50) * MS}
+    with closing(
+        stored(
+            tmp_path / "r.db", [*rows, moved(late("mine", answer_ns=0, **waited), 0)], START_S + 99
+        )
+    ) as db:
+        told = story_of(db, "mine")
+    assert len(told.beside) == MOST_BESIDE
+    assert told.left_out == len(rows) + 1 - MOST_BESIDE
+    assert told.beside[-1].request_uid == "mine"
+    assert told.beside[-2].request_uid == f"r{len(rows) - 1}"
 
 
 def test_a_hopeless_target_is_called_so(tmp_path):

@@ -1,5 +1,6 @@
 """Scrapes after a handful of requests, read by Prometheus' own parser."""
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -130,6 +131,16 @@ def test_estimates_against_what_was_measured():
     assert seen["gnnserve_time_estimate_ratio_sum", "gcn"] == pytest.approx(4.0)
     assert seen["gnnserve_lane_busy_seconds_total", "0"] == pytest.approx(0.028)
     assert seen[("gnnserve_prepare_exposed_ratio_count",)] == 3
+
+
+def test_lanes_and_what_runs_at_once_are_told_apart():
+    """A lane of a suspended task is beyond those that run at once, and its loss is a loss too."""
+    assert RUN.lanes_told == "4 lanes"
+    run = msgspec.structs.replace(RUN, lanes=2, lanes_started=8)
+    assert run.lanes_told == "8 lanes, 2 at once"
+    text = Metrics(run, lambda: SNAPSHOT).text().decode()
+    assert "gnnserve_lanes 8.0" in text
+    assert "gnnserve_slots 2.0" in text
 
 
 def test_the_engine_is_asked_at_the_scrape_only():

@@ -41,8 +41,9 @@ def alarms_of(
             else f"{total.late / total.answered:.1%} of the answers were late."
         )
     if run is not None and state is not None:
-        if state["lanes_up"] < run.lanes:
-            found.append(f"{state['lanes_up']} of {run.lanes} lanes can take a task.")
+        started = run.lanes_started or run.lanes
+        if state["lanes_up"] < started:
+            found.append(f"{state['lanes_up']} of {started} lanes can take a task.")
         if run.budget_bytes and state["reserved_bytes"] > _FULL * run.budget_bytes:
             share = state["reserved_bytes"] / run.budget_bytes
             found.append(f"Running tasks reserve {share:.0%} of the memory budget; others wait.")

@@ -66,7 +66,10 @@ class Story(msgspec.Struct, kw_only=True):
     #: What happened, and what would have helped.
     why: str
     remedies: list[str]
+    #: Runs while it was in the server, those nearest to its own where there were many, and how many
+    #: more there were.
     beside: list[Beside]
+    left_out: int
 
 
 @contextmanager
@@ -159,6 +162,7 @@ def _told(db: sqlite3.Connection, frame: Frame, message: str) -> Story:
     else:
         why = f"No result: {REASONS.get(reason, reason or status)}."
     ran_beside = read_present(db, Selection(), arrived, ended, longest)
+    beside, left_out = _beside(ran_beside, facts, frame)
     return Story(
         version=str(frame["version"][0]),
         status=status,
@@ -169,7 +173,8 @@ def _told(db: sqlite3.Connection, frame: Frame, message: str) -> Story:
         stage_names=STAGES,
         why=why,
         remedies=list(_remedies(facts)) if late else [],
-        beside=list(_beside(ran_beside, facts, int(frame["run_id"][0]))),
+        beside=beside,
+        left_out=left_out,
     )
 
 
@@ -199,13 +204,20 @@ def _remedies(facts: Violation) -> Iterator[str]:
         yield f"Try first: {remedy}."
 
 
-def _beside(rows: Frame, facts: Violation, run_id: int) -> Iterator[Beside]:
-    """Yield the runs on lanes of the same server in the order in which they began."""
-    rows = rows.where(rows.launched & (rows["run_id"] == run_id))
+def _beside(rows: Frame, facts: Violation, mine: Frame) -> tuple[list[Beside], int]:
+    """Return the runs on lanes of the same server as they began, and how many are left out.
+
+    The nearest to the request's own run are kept: those that ended at most a little before it began
+    say what it waited for.
+    """
+    rows = rows.where(rows.launched & (rows["run_id"] == mine["run_id"][0]))
     rows = rows.where(rows.finished_unix_ns > facts.arrived_unix_ns)
-    order = rows.launched_unix_ns.argsort(kind="stable")
-    for i in order[:MOST_BESIDE].tolist():
-        yield Beside(
+    launched, finished = int(mine.launched_unix_ns[0]), int(mine.finished_unix_ns[0])
+    apart = np.maximum(launched - rows.finished_unix_ns, rows.launched_unix_ns - finished)
+    nearest = np.argsort(np.maximum(apart, 0), kind="stable")[:MOST_BESIDE]
+    order = nearest[rows.launched_unix_ns[nearest].argsort(kind="stable")]
+    return [
+        Beside(
             request_uid=rows["request_uid"][i],
             model=rows["model"][i],
             lane=int(rows["lane"][i]),
@@ -214,6 +226,8 @@ def _beside(rows: Frame, facts: Violation, run_id: int) -> Iterator[Beside]:
             began_ms=(int(rows.launched_unix_ns[i]) - facts.arrived_unix_ns) / 1e6,
             ended_ms=(int(rows.finished_unix_ns[i]) - facts.arrived_unix_ns) / 1e6,
         )
+        for i in order.tolist()
+    ], len(rows) - len(order)
 
 
 def _longest_ns(db: sqlite3.Connection, begin_s: int, end_s: int) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from serve.obs.explanations import REASONS
 from serve.obs.live.alarms import alarms_of
 from serve.obs.live.bins import counted, quantiles
 from serve.obs.live.tally import (
@@ -182,10 +183,12 @@ class View:
                 mine += rows
         labels = [row["labels"] for row in mine]
         causes = label_counts(labels, LATE)
+        reasons = dict(label_counts(labels, NONE).most_common())
         return {
             "total": _line("", "", mine),
             "causes": {cause: causes.pop(cause, 0) for cause in CAUSES} | dict(causes),
-            "reasons": dict(label_counts(labels, NONE).most_common()),
+            "reasons": reasons,
+            "meanings": {reason: REASONS[reason] for reason in reasons if reason in REASONS},
             "models": _lines(found, MODEL),
             "tenants": _lines(found, TENANT),
         }

@@ -10,7 +10,9 @@ const make = (tag, properties = {}, ...children) => {
 // JSON with short lists on one line, so that matrices stay readable.
 const pretty = (value) =>
   JSON.stringify(value, null, 2).replace(/\[[^[\]{}]*\]/g, (list) =>
-    list.length < 400 ? list.replace(/\s+/g, " ") : list);
+    list.replace(/\s+/g, " ").length < 400 ? list.replace(/\s+/g, " ") : list);
+
+const NOT_OFFERED = "Not offered";
 
 let lastId = 0;
 const labelled = (text, field) => {
@@ -129,7 +131,12 @@ async function show() {
       }
     }
     main.replaceChildren();
-    for (const [tag, nodes] of groups) main.append(make("h2", { textContent: tag }), ...nodes);
+    // What is not offered comes last, folded up.
+    for (const [tag, nodes] of groups) {
+      if (tag !== NOT_OFFERED) main.append(make("h2", { textContent: tag }), ...nodes);
+    }
+    const rest = groups.get(NOT_OFFERED);
+    if (rest) main.append(make("details", { className: "rest" }, make("summary", { textContent: `${NOT_OFFERED}: ${rest.length} more paths of the protocol` }), ...rest));
   } catch (error) {
     main.textContent = `The description cannot be read: ${error.message}`;
   }

@@ -3,6 +3,8 @@ import { bytes, clock, count, figures, interval, make, ms, percent } from "./tex
 
 const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3], [5, 2, 5, 6]];
 const STEPS_S = [5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 14400, 21600];
+/** Distances of ticks in bytes: powers of two, so that they are round in KiB and MiB. */
+const BYTES = Array.from({ length: 45 }, (_, i) => 2 ** i);
 const SVG = "http://www.w3.org/2000/svg";
 const rate = (value) => (value == null ? "–" : `${figures(value)}/s`);
 const perSecond = (value) => (point, width) => value(point) / width;
@@ -25,21 +27,23 @@ export const PLOTS = [
     ["at most", (p) => interval(p.late, p.answered)[1]],
     ["at least", (p) => interval(p.late, p.answered)[0]]] },
   { id: "latency", title: "Latency", format: ms, log: true, lines: [
-    ["50 %", (p) => p.p50], ["99 %", (p) => p.p99], ["99.9 %", (p) => p.p999]] },
-  { id: "over", title: "Latency ÷ target; late above 1", format: figures, log: true, limit: () => 1, lines: [
-    ["50 %", (p) => p.over50], ["99 %", (p) => p.over99]] },
+    ["p50", (p) => p.p50], ["p99", (p) => p.p99], ["p99.9", (p) => p.p999]] },
+  { id: "over", title: "Latency ÷ target (late above 1)", format: figures, log: true, limit: () => 1, lines: [
+    ["p50", (p) => p.over50], ["p99", (p) => p.over99]] },
   { id: "causes", title: "Late answers a second, by cause", format: rate,
     lines: CAUSES.map((name, i) => [name, perSecond((p) => p.causes[i])]) },
-  { id: "queue", title: "Waiting requests, at most", format: (v) => (v == null ? "–" : count(Math.round(v))), lines: [
+  { id: "queue", title: "Requests waiting for a lane, at most", format: (v) => (v == null ? "–" : count(Math.round(v))), lines: [
     ["waiting", (p) => p.queue ?? 0]] },
-  { id: "lanes", title: "Lanes that run a request, mean", format: figures, limit: (seen) => seen.server?.lanes, lines: [
+  { id: "lanes", title: "Requests running at once, mean", format: figures, limit: (seen) => seen.server?.lanes, lines: [
     ["running", (p) => p.busy]] },
-  { id: "memory", title: "Memory reserved by running tasks, at most", format: bytes, limit: (seen) => seen.server?.budget_bytes, near: true, lines: [
+  { id: "memory", title: "Memory reserved by running requests, at most", format: bytes, steps: BYTES, limit: (seen) => seen.server?.budget_bytes, near: true, lines: [
     ["reserved", (p) => p.reserved ?? 0]] },
 ];
 
 const hours = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit" });
 const hour = (seconds) => (seconds % 60 ? clock(seconds) : hours.format(new Date(1000 * seconds)));
+/** Leaves a grid line and a label at powers of ten only. */
+const decades = (u, splits) => splits.map((v) => (Math.abs(Math.log10(v) % 1) < 1e-9 ? v : null));
 /** Returns a number's text without zeros behind the point. */
 const short = (text) => text.replace(/(\.\d*?)0+(?=\D|$)/, "$1").replace(/\.(?=\D|$)/, "");
 const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -104,7 +108,7 @@ export class Chart {
       },
       axes: [
         { ...tick, size: 26, space: 56, incrs: STEPS_S, values: (u, splits) => splits.map((at) => hour(at)) },
-        { ...tick, size: 62, space: 34, values: (u, splits) => splits.map((v) => (v == null ? "" : short(spec.format(v)))) },
+        { ...tick, size: 62, space: 34, ...(spec.steps && { incrs: spec.steps }), ...(spec.log && { filter: decades }), values: (u, splits) => splits.map((v) => (v == null ? "" : short(spec.format(v)))) },
       ],
       series: [{}, ...spec.lines.map(([name], i) => ({
         label: name, stroke: colour(`--c${this.tone(i)}`), width: spec.band && i ? 0 : 1.7, dash: DASHES[i],

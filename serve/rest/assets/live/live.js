@@ -118,8 +118,8 @@ function show(name, seen) {
   tell("live", "live");
   const server = seen.server;
   at("facts").textContent = server
-    ? `gnnserve ${server.version} on ${server.device}, ${server.lanes} ${server.lanes === 1 ? "lane" : "lanes"}, ${server.policy}, ${server.discipline}; ` +
-      `since ${clock(server.started_unix_ns / 1e9)}` : "";
+    ? `gnnserve ${server.version} on ${server.device}, ${lanesOf(server)}, policy ${server.policy}, discipline ${server.discipline}; ` +
+      `started ${clock(server.started_unix_ns / 1e9)}` : "";
   at("empty").hidden = seen.total.requests > 0;
   const alarms = at("alarms");
   if (alarms.innerText !== seen.alarms.join("\n")) alarms.replaceChildren(...seen.alarms.map((text) => make("li", {}, text)));
@@ -129,17 +129,23 @@ function show(name, seen) {
   document.body.dataset.updates = Number(document.body.dataset.updates ?? 0) + 1;
 }
 
+/** Returns the number of lanes in words: `8 lanes, 2 at once`. */
+function lanesOf({ lanes, lanes_started }) {
+  const all = lanes_started || lanes;
+  return `${all} ${all === 1 ? "lane" : "lanes"}${all === lanes ? "" : `, ${lanes} at once`}`;
+}
+
 function tiles(seen) {
-  const { total, state, server } = seen, late = total.answered ? total.late / total.answered : null;
+  const { total, state, server } = seen, started = server?.lanes_started || server?.lanes, late = total.answered ? total.late / total.answered : null;
   const seconds = seen.end_s - seen.begin_s;
   const [low, high] = total.interval;
   const rows = [
     ["Late answers", percent(late), total.answered ? `95 % interval ${percent(low)} to ${percent(high)}` : "nothing answered", late > 0.01],
     ["Requests", count(total.requests), total.requests ? `${figures(total.requests / seconds)} a second; ${count(total.requests - total.answered)} without a result` : ""],
-    ["Latency, 50 %", ms(total.latency_ms[0]), total.answered ? `99 % ${ms(total.latency_ms[2])}, 99.9 % ${ms(total.latency_ms[3])}` : ""],
-    ["Latency ÷ target, 99 %", figures(total.over[2]), total.answered ? `50 % ${figures(total.over[0])}, 99.9 % ${figures(total.over[3])}` : "", total.over[2] > 1],
+    ["Latency, p50", ms(total.latency_ms[0]), total.answered ? `p99 ${ms(total.latency_ms[2])}, p99.9 ${ms(total.latency_ms[3])}` : ""],
+    ["Latency ÷ target, p99", figures(total.over[2]), total.answered ? `p50 ${figures(total.over[0])}, p99.9 ${figures(total.over[3])}` : "", total.over[2] > 1],
     ["Waiting now", state ? count(state.queue) : "–", "accepted, not yet on a lane"],
-    ["Lanes up", state && server ? `${state.lanes_up} of ${server.lanes}` : "–", "can take a task", state && server && state.lanes_up < server.lanes],
+    ["Lanes up", state && server ? `${Math.min(state.lanes_up, started)} of ${started}` : "–", server ? `${server.lanes} run at once` : "", state && server && state.lanes_up < started],
     ["Memory reserved now", state ? bytes(state.reserved_bytes) : "–", server ? `of ${bytes(server.budget_bytes)}` : ""],
   ];
   const box = at("numbers");
@@ -151,7 +157,7 @@ function tiles(seen) {
   });
 }
 
-const HEADS = [["Requests", "n"], ["Late", "n"], ["50 %", "n"], ["99 %", "n"], ["99 % ÷ target", "n"]];
+const HEADS = [["Requests", "n"], ["Late", "n"], ["p50", "n"], ["p99", "n"], ["p99 ÷ target", "n"]];
 const numbers = (line) => {
   const late = line.answered ? line.late / line.answered : null;
   return [count(line.requests), [percent(late), late > 0.01 ? "n bad" : "n"], ms(line.latency_ms[0]), ms(line.latency_ms[2]), figures(line.over[2])];
@@ -173,12 +179,12 @@ function tables(seen) {
   const causes = Object.entries(seen.causes).filter(([, n]) => n).sort((a, b) => b[1] - a[1]).map(([cause, n]) => [
     make("button", { class: "name", type: "button", "data-key": `c ${cause}`, onclick: () => go({ ...chosen(), cause, from: seen.begin_s, until: seen.end_s }) }, cause),
     count(n), percent(n / late)]);
-  const reasons = Object.entries(seen.reasons).map(([reason, n]) => [reason, count(n)]);
+  const reasons = Object.entries(seen.reasons).map(([reason, n]) => [reason, seen.meanings[reason] ?? "", count(n)]);
   const cards = [
     card("By model and version", "models", models, [["Model"], ...HEADS]),
     tenants.length && named ? card("By tenant", "tenants", tenants, [["Tenant"], ...HEADS]) : null,
     card("Why answers were late", "causes", causes, [["Cause"], ["Answers", "n"], ["Share", "n"]], "No late answers."),
-    card("Requests without a result", "reasons", reasons, [["Reason"], ["Requests", "n"]], "None."),
+    card("Requests without a result", "reasons", reasons, [["Reason"], ["Meaning"], ["Requests", "n"]], "Every request got a result."),
   ];
   at("tables").replaceChildren(...cards.filter(Boolean));
   if (held) document.querySelector(`[data-key="${CSS.escape(held)}"]`)?.focus();

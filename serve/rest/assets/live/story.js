@@ -40,15 +40,15 @@ export function close() { if (dialog.open) dialog.close(); }
 export function showRequests(from, until, focus) {
   const query = new URLSearchParams({ from, until });
   Object.entries(focus).forEach(([name, value]) => value && query.set(name, value));
-  const span = until - from > 1 ? ` to ${clock(until)}` : "";
-  return show(`Requests that ended at ${clock(from)}${span}`, `/live/requests?${query}`, (found) => {
+  const when = until - from > 1 ? `between ${clock(from)} and ${clock(until)}` : `at ${clock(from)}`;
+  return show(`Requests that ended ${when}`, `/live/requests?${query}`, (found) => {
     const rows = found.requests.map((one) => [
       uidLink(one), one.version ? `${one.model} ${one.version}` : one.model, one.tenant || "–",
       [one.status === "OK" ? (one.late ? `late: ${one.cause}` : "in time") : one.reason || one.status, one.late || one.status !== "OK" ? "bad" : ""],
       ms(one.latency_ms), one.target_ms ? figures(one.latency_ms / one.target_ms) : "–",
     ]);
-    const heads = [["Request"], ["Model"], ["Tenant"], ["End"], ["Latency", "n"], ["÷ target", "n"]];
-    const more = found.count > rows.length ? ` The first ${rows.length} are listed, those without a result and the latest first.` : "";
+    const heads = [["Request"], ["Model"], ["Tenant"], ["Outcome"], ["Latency", "n"], ["÷ target", "n"]];
+    const more = found.count > rows.length ? ` The first ${rows.length} are listed, those without a result first, then those furthest beyond their target.` : "";
     return [make("p", {}, `${count(found.count)} ${found.count === 1 ? "request" : "requests"}.${more}`), rows.length ? table("Requests", heads, rows) : null].filter(Boolean);
   });
 }
@@ -71,9 +71,10 @@ function story(uid, told) {
   const stages = Object.entries(facts.stages_ms).filter(([, value]) => value > 0);
   const parts = [
     make("p", { class: "why" }, told.why),
-    make("p", {}, `${facts.model} ${told.version}, ${count(facts.num_nodes)} nodes, ${count(facts.num_edges)} edges` +
+    make("p", {}, `Model ${facts.model}, version ${told.version}, ${count(facts.num_nodes)} nodes, ${count(facts.num_edges)} edges` +
       (facts.tenant ? `, tenant ${facts.tenant}` : "") + `; arrived at ${clock(facts.arrived_unix_ns / 1e9)}; ` +
-      `${ms(facts.latency_ms)} of a target of ${facts.qos_target_ms ? ms(facts.qos_target_ms) : "none"}.`),
+      `${told.status === "OK" ? "answered" : "given up"} after ${ms(facts.latency_ms)}; ` +
+      (facts.qos_target_ms ? `its target was ${ms(facts.qos_target_ms)}.` : "it had no target.")),
     told.message ? make("p", {}, told.message) : null,
   ];
   if (told.remedies.length) parts.push(make("h3", {}, "What would have helped"), make("ul", {}, ...told.remedies.map((one) => make("li", {}, one))));
@@ -87,12 +88,14 @@ function story(uid, told) {
     });
     parts.push(make("h3", {}, "Where the time went"), bar, table("Stages", [["Stage"], ["Time", "n"], ["Share", "n"]], rows));
     parts.push(make("p", { class: "muted" }, `Estimated run ${ms(facts.run_estimate_ms)}, estimated time alone ${ms(facts.solo_estimate_ms)}; ` +
-      `${told.executor} on lane ${facts.lane}, ${facts.co_runners} beside it at its launch.`));
+      `executor ${told.executor} on lane ${facts.lane}, beside ${facts.co_runners || "no"} other ${facts.co_runners === 1 ? "run" : "runs"} at its launch.`));
   }
   if (facts.group_mates.length) {
     parts.push(make("h3", {}, `Group of ${facts.group_size}`), make("p", {}, "Planned together with ", ...facts.group_mates.flatMap((mate, i) => [i ? ", " : "", uidLink({ request_uid: mate })]), "."));
   }
-  if (told.beside.length) parts.push(make("h3", {}, "What ran while it was in the server"), lanes(uid, told), besideTable(told));
+  if (told.beside.length) parts.push(make("h3", {}, "What ran while it was in the server"),
+    told.left_out ? make("p", {}, `The ${told.beside.length} runs nearest to its own, of ${count(told.beside.length + told.left_out)}.`) : null,
+    lanes(uid, told), keys(), besideTable(told));
   return parts.filter(Boolean);
 }
 
@@ -114,9 +117,15 @@ function lanes(uid, told) {
   return drawn;
 }
 
+/** Says what the colours of the lanes mean; the table says the same of each run. */
+function keys() {
+  const key = (kind, text) => make("span", {}, make("span", { class: `key k-${kind}` }), text);
+  return make("p", { class: "legend", "aria-hidden": "true" }, key("this", "this request"), key("group", "its group"), key("other", "others"), key("late", "answered late"));
+}
+
 function besideTable(told) {
   const rows = told.beside.map((one) => [uidLink(one), one.model, `lane ${one.lane}`, ms(one.began_ms < 0 ? 0 : one.began_ms), ms(one.ended_ms),
     [one.group ? "same group" : "", ""], [one.late ? "late" : "", one.late ? "bad" : ""]]);
-  const heads = [["Request"], ["Model"], ["Lane"], ["From", "n"], ["To", "n"], ["Group"], ["End"]];
+  const heads = [["Request"], ["Model"], ["Lane"], ["From", "n"], ["To", "n"], ["Group"], ["Outcome"]];
   return make("details", {}, make("summary", {}, `${told.beside.length} runs as a table; times after its arrival`), table("Runs beside it", heads, rows));
 }
