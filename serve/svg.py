@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from html import escape
 
 Tick = tuple[float, str]
+#: Width of a character of a label, at most, where letters are large enough for a phone.
+_CHARACTER = 8.4
 
 
 def tag(name: str, *inside: str, **attributes: object) -> str:
@@ -120,9 +122,17 @@ class Canvas:
         )
 
     def x_axis(self, scale: Scale, ticks: Sequence[Tick], title: str, y: float = 0.0) -> str:
-        """Return an axis with labels below the plotting area, or at the height `y`."""
+        """Return an axis with labels below the plotting area, or at the height `y`.
+
+        Labels that would reach beyond the picture end, or begin, at its edge.
+        """
         y = y or self.y_end
-        parts = [text(scale(value), y + 17, label, "tick", "middle") for value, label in ticks]
+        parts = []
+        for value, label in ticks:
+            at, half = scale(value), _CHARACTER * len(label) / 2
+            anchor = "start" if at < half else "end" if at + half > self.width else "middle"
+            edge = {"start": 0.0, "end": self.width, "middle": at}[anchor]
+            parts.append(text(edge, y + 17, label, "tick", anchor))
         parts.append(
             tag("path", d=f"M{number(scale.start)} {number(y)}H{number(scale.end)}", cls="axis")
         )

@@ -146,7 +146,7 @@ def over_time(intervals: Intervals) -> str:
 
 def stage_shares(stages: dict[str, StageSums]) -> str:
     """Draw the mean share of the latency by stage, for late answers and for those in time."""
-    canvas = Canvas(HALF, 200, left=72, top=8)
+    canvas = Canvas(HALF, 200, left=72, right=26, top=8)
     x = Scale(0, 1, canvas.left, canvas.x_end)
     parts: list[str] = []
     for row, (label, group) in enumerate(stages.items()):
@@ -173,7 +173,7 @@ def stage_shares(stages: dict[str, StageSums]) -> str:
 
 def worst_stages(worst: Sequence[Violation]) -> str:
     """Draw the stages of the latest answers, in multiples of their target."""
-    canvas = Canvas(HALF, 52 + 22.0 * len(worst), left=150, top=14)
+    canvas = Canvas(HALF, 52 + 22.0 * len(worst), left=162, top=14)
     x = Scale(0, max(v.latency_over_qt for v in worst) * 1.02, canvas.left, canvas.x_end)
     ticks = linear_ticks(0, x.hi, 5, lambda value: f"{value:g}×")
     parts: list[str] = []

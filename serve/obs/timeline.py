@@ -31,7 +31,7 @@ def timeline(frame: Frame, window: tuple[int, int], runs: Sequence[ServerRun]) -
     shown = launched.where((launched.launched_unix_ns < end) & (launched.finished_unix_ns > begin))
     lanes = sorted(set(shown["lane"].tolist()))
     lanes_end = 30 + _LANE_HEIGHT * len(lanes)
-    canvas = Canvas(1104, lanes_end + 222, left=66, top=30, bottom=42)
+    canvas = Canvas(1104, lanes_end + 222, left=74, top=30, bottom=42)
     x = Scale(0.0, (end - begin) / 1e6, canvas.left, canvas.x_end)
     parts = [_lanes(canvas, x, shown, lanes, begin)]
     ran = np.where(frame.launched, frame.launched_unix_ns, frame["arrived_unix_ns"])

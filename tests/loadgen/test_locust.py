@@ -255,6 +255,64 @@ def test_the_web_ui_with_workers_shows_all_their_requests(fake_server):
 
 
 @pytest.mark.browser
+def test_a_run_typed_into_the_form_is_what_page_and_summary_tell(fake_server, tmp_path):
+    from selenium.webdriver.common.keys import Keys
+
+    (port,) = free_ports(1)
+    log = tmp_path / "log"
+    with fake_server(delay_s=0.1) as server, log.open("w") as stderr:
+        command = [
+            sys.executable, "-m", "serve", "load", "--web", "--web-port", str(port), *SMALL,
+            "--target", server.address, "--rate", "99", "--duration", "3600", "--workload", "gcn",
+        ]  # fmt: skip
+        with subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=stderr, start_new_session=True
+        ) as process:
+            browser = None
+            try:
+                ui = WebUi(port)
+                eventually(ui.is_up)
+                browser = start_browser(tmp_path / "profile", 1280, 1000)
+                browser.get(ui.url)
+                opener = "//*[normalize-space(.)='Custom parameters']/ancestor-or-self::button"
+                eventually(lambda: browser.find_elements("xpath", opener))[0].click()
+                for name, value in (("workload", "gine"), ("rate", "5"), ("duration", "10")):
+                    field = eventually(
+                        lambda name=name: [
+                            one for one in browser.find_elements("name", name) if one.is_displayed()
+                        ]
+                    )[0]
+                    field.send_keys(Keys.CONTROL, "a")
+                    field.send_keys(value)
+                browser.find_element("css selector", "button[type=submit]").click()
+                eventually(ui.lateness)
+                eventually(ui.has_ended)
+                row = ui.lateness()["gine"]
+                assert set(ui.lateness()) == {"gine"}
+                # A Poisson stream of 5 a second for 10 s.
+                assert 30 <= row["requests"] == row["answered"] <= 70
+                browser.get(f"{ui.url}/?tab=lateness")
+                cells = eventually(
+                    lambda: [
+                        [cell.text for cell in line.find_elements("css selector", "td")]
+                        for line in browser.find_elements("css selector", "tbody tr")
+                        if "gine" in line.text
+                    ]
+                )[0]
+                summary = eventually(
+                    lambda: re.search(r"late answers: ([0-9.]+)% at the client", log.read_text())
+                )
+                assert float(summary[1]) == row["late_share"] == 100.0
+                assert str(row["requests"]) in cells
+                assert "100" in cells or "100.00" in cells
+            finally:
+                if browser is not None:
+                    browser.quit()
+                os.killpg(process.pid, signal.SIGTERM)
+                process.wait(PATIENCE_S)
+
+
+@pytest.mark.browser
 def test_late_answers_are_live_in_every_tab_and_drawn_in_two(fake_server, tmp_path):
     with fake_server(delay_s=0.1) as server, web_ui(server.address) as ui:
         browser = start_browser(tmp_path / "profile", 1280, 900)

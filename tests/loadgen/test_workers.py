@@ -9,7 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
+import numpy as np
 import pytest
+from scipy.stats import kstest
 
 from bench.kit.servers import ROOT, free_ports
 from bench.kit.waiting import PATIENCE_S, wait_for
@@ -18,7 +21,7 @@ from loadgen.options import LoadOptions, address
 from loadgen.parts import DividedLoop, LoadPart, divide, told
 from loadgen.plan import ClosedLoop, LoadPlan
 from serve.errors import ConfigError
-from serve.workload import PoolSpec, Trace, TraceHeader, TraceItem
+from serve.workload import PoolSpec, Trace, TraceHeader, TraceItem, poisson_arrivals
 from tests.loadgen.conftest import command_of
 
 OPTIONS = LoadOptions("h:1", "gcn", rate_hz=10.0, requests=7, ca=Path("/ca.pem"))
@@ -46,6 +49,26 @@ def test_each_request_is_sent_by_one_worker_at_its_own_time(count, workers):
         for index, item in enumerate(part.trace.items):
             again[rank + workers * index] = item
     assert [again[number] for number in range(count)] == list(plan.trace.items)
+
+
+def test_three_workers_are_one_poisson_process():
+    """The gaps of all requests pass the test of Kolmogorov and Smirnov, and so do each worker's."""
+    rate_hz, count, workers = 200.0, 6000, 3
+    trace = plan_of(count).trace
+    offsets = poisson_arrivals(rate_hz, random.Random(0), count=count)
+    items = tuple(
+        msgspec.structs.replace(item, offset_ns=offset)
+        for item, offset in zip(trace.items, offsets, strict=True)
+    )
+    plan = LoadPlan(Trace(trace.header, items), ())
+    parts = divide(plan, OPTIONS, workers, run=1, native=False)
+    times = [[item.offset_ns / 1e9 for item in part.trace.items] for part in parts]
+    together = np.sort(np.concatenate(times))
+    assert sum(len(one) / one[-1] for one in times) == pytest.approx(rate_hz, rel=0.03)
+    assert kstest(np.diff(together) * rate_hz, "expon").pvalue > 0.05
+    for one in times:
+        # Every third arrival: a gap is the sum of three exponential ones.
+        assert kstest(np.diff(one) * rate_hz, "gamma", (workers,)).pvalue > 0.05
 
 
 def test_requests_in_flight_are_divided():

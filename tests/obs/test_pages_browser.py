@@ -2,64 +2,38 @@
 
 import base64
 import itertools
+import random
 import re
 from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
 
-import numpy as np
+import msgspec
 import pytest
 
 from serve.core.rules.cause import CAUSES
-from tests.browser import complaints, fits, start_browser
+from tests.browser import (
+    LOOKS,
+    SIGHTS,
+    SIZES,
+    complaints,
+    difference,
+    fits,
+    label_faults,
+    look_like,
+    small_texts,
+    start_browser,
+    violations,
+)
 from tests.obs.builders import late, traffic
 from tests.obs.test_pages import page
 
-SIZES = [(360, 740), (390, 844), (768, 1024), (1400, 900), (1920, 1080)]
-LOOKS = {
-    "light": ("prefers-color-scheme", "light"),
-    "dark": ("prefers-color-scheme", "dark"),
-    "forced": ("forced-colors", "active"),
-}
 NAME = "<b>name</b>" + "long" * 40 + "\u202ertl"
 
-#: What each kind of sight makes of linear RGB: Machado, Oliveira and Fernandes 2009, severity 1.
-SIGHTS = {
-    "normal": np.eye(3),
-    "protan": np.array(
-        [
-            [0.152286, 1.052583, -0.204868],
-            [0.114503, 0.786281, 0.099216],
-            [-0.003882, -0.048116, 1.051998],
-        ]
-    ),
-    "deutan": np.array(
-        [
-            [0.367322, 0.860646, -0.227968],
-            [0.280085, 0.672501, 0.047413],
-            [-0.011820, 0.042940, 0.968881],
-        ]
-    ),
-    "tritan": np.array(
-        [
-            [1.255528, -0.076749, -0.178779],
-            [-0.078411, 0.930809, 0.147602],
-            [0.004733, 0.691367, 0.303900],
-        ]
-    ),
-}
 
-
-def lab(colour, sight):
-    """Return CIELAB of a colour such as #3f7fe0 as someone sees it, under D65."""
-    values = np.array([int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)])
-    linear = np.where(values <= 0.04045, values / 12.92, ((values + 0.055) / 1.055) ** 2.4)
-    red, green, blue = np.clip(SIGHTS[sight] @ linear, 0, 1)
-    x = (0.4124 * red + 0.3576 * green + 0.1805 * blue) / 0.95047
-    y = 0.2126 * red + 0.7152 * green + 0.0722 * blue
-    z = (0.0193 * red + 0.1192 * green + 0.9505 * blue) / 1.08883
-    x, y, z = (t ** (1 / 3) if t > 0.008856 else 7.787 * t + 16 / 116 for t in (x, y, z))
-    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+def channels(colour):
+    """Return red, green and blue of a colour such as #3f7fe0."""
+    return [int(colour[at : at + 2], 16) for at in (1, 3, 5)]
 
 
 @pytest.mark.parametrize("sight", SIGHTS)
@@ -78,8 +52,8 @@ def test_outcomes_and_causes_have_colours_that_everybody_tells_apart(look, sight
     named["c-queue"] = "queue"
     assert set(named) == set(kinds)
     for one, other in itertools.combinations(kinds, 2):
-        apart = lab(colours[named[one]], sight) - lab(colours[named[other]], sight)
-        assert np.linalg.norm(apart) >= 15, (one, other)
+        pair = (channels(colours[named[kind]]) for kind in (one, other))
+        assert difference(*pair, sight) >= 15, (one, other)
 
 
 @pytest.fixture(scope="module")
@@ -99,11 +73,7 @@ def address(tmp_path_factory):
 
 
 def show(browser, address, width, height, look="light"):
-    metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-    name, value = LOOKS[look]
-    features = [{"name": name, "value": value}]
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    look_like(browser, width, height, look)
     browser.get_log("browser")
     browser.get(address)
 
@@ -114,15 +84,9 @@ def show(browser, address, width, height, look="light"):
 def test_it_fits_and_can_be_read(browser, address, size, look):
     show(browser, address, *size, look)
     assert fits(browser)
-    small = browser.execute_script("""
-        return [...document.querySelectorAll('main *')].filter((e) => e.checkVisibility() &&
-            [...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim())).map((e) => {
-                const svg = e.closest('svg'), size = parseFloat(getComputedStyle(e).fontSize);
-                const drawn = svg && svg.getBoundingClientRect().width;
-                return [e.textContent, svg ? size * drawn / svg.viewBox.baseVal.width : size];
-            }).filter(([, size]) => size < 11)
-    """)
-    assert small == []
+    assert small_texts(browser) == []
+    assert label_faults(browser) == []
+    assert violations(browser) == {}
     # What is wider than its card says so, and the keyboard reaches it.
     wide = browser.execute_script("""
         return [...document.querySelectorAll('.scroll')].filter(
@@ -210,3 +174,53 @@ def test_it_prints_on_a4(browser, address):
     paper = {"paperWidth": 8.27, "paperHeight": 11.69, "printBackground": True}
     pdf = base64.b64decode(browser.execute_cdp_cmd("Page.printToPDF", paper)["data"])
     assert 1 <= len(re.findall(rb"/Type\s*/Page\b", pdf)) <= 12
+
+
+def random_databases(seed, count):
+    """Yield the pages of random databases: sizes, ends, numbers of models and names."""
+    rng = random.Random(seed)
+    for _ in range(count):
+        rows = traffic(
+            rng.choice((0, 1, 2, 30, 300)), rng.randrange(10**6), load=rng.choice((0.2, 0.6, 1.5))
+        )
+        models = [f"model {i}" for i in range(rng.choice((1, 4, 40)))]
+        if rng.random() < 0.3:
+            models[0] = rng.choice((NAME, "n" * 200, "\u05d0\u05d1\u05d2" * 30))
+        stretch = 10 ** rng.uniform(-4, 5)
+        first = rows[0].arrived_unix_ns if rows else 0
+        every_late = rng.random() < 0.25
+        more = rng.choice((0, 0, 10**6 // max(len(rows), 1)))
+        changed = []
+        for row in rows:
+            facts = {
+                "model": rng.choice(models),
+                "arrived_unix_ns": first + int((row.arrived_unix_ns - first) * stretch),
+                "left_out": more if row.lane < 0 else 0,
+            }
+            if every_late and row.status == "OK":
+                target_ns = max(int(row.latency_ns / 10 ** rng.uniform(0.01, 4)), 1)
+                facts |= {"violated": True, "cause": rng.choice(CAUSES), "qos_target_ns": target_ns}
+            changed.append(msgspec.structs.replace(row, **facts))
+        yield page(changed)
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("size", [(390, 844), (1400, 900)], ids=lambda size: str(size[0]))
+@pytest.mark.parametrize("seed", range(5))
+def test_labels_never_overlap_whatever_the_database_holds(browser, tmp_path, seed, size):
+    """Of two hundred random databases, in both sizes; those of one seed share a document."""
+    mains, style = [], ""
+    for html in random_databases(seed, 40):
+        style = html.partition("<style>")[2].partition("</style>")[0]
+        mains.append(html.partition("<main>")[2].partition("</main>")[0])
+    file = tmp_path / "all.html"
+    body = "".join(f"<main>{one}</main>" for one in mains)
+    head = '<meta name="viewport" content="width=device-width, initial-scale=1">'
+    file.write_text(
+        f"<!doctype html><html><meta charset='utf-8'>{head}<style>{style}</style>{body}</html>",
+        encoding="utf-8",
+    )
+    show(browser, file.as_uri(), *size)
+    assert browser.execute_script("return document.querySelectorAll('svg').length") >= 100
+    assert label_faults(browser) == []
+    assert fits(browser)

@@ -1,15 +1,26 @@
 """The live page in Chromium: sizes, colours, keyboard, accessibility, lost servers."""
 
-import math
+import itertools
 import time
-from pathlib import Path
 
 import msgspec
 import pytest
 
 from bench.kit.waiting import PATIENCE_S, wait_for
 from serve.rest.process import missing_packages
-from tests.browser import asked, complaints, fits, start_browser
+from tests.browser import (
+    AXE,
+    LOOKS,
+    SIGHTS,
+    SIZES,
+    asked,
+    complaints,
+    difference,
+    fits,
+    look_like,
+    start_browser,
+    violations,
+)
 from tests.obs.builders import late, record
 from tests.rest.live_pages import live_server, recent
 from tests.rest.screenshots import IMAGES, PICTURES, draw
@@ -19,14 +30,6 @@ pytestmark = [
     pytest.mark.skipif(bool(missing_packages()), reason="packages are missing"),
 ]
 
-AXE = Path(__file__).parents[2] / "build/browser/node_modules/axe-core/axe.min.js"
-SIZES = [(360, 740), (390, 844), (768, 1024), (1400, 900), (2560, 1440)]
-MEDIA = {
-    "light": [("prefers-color-scheme", "light")],
-    "dark": [("prefers-color-scheme", "dark")],
-    "forced": [("forced-colors", "active")],
-    "still": [("prefers-reduced-motion", "reduce")],
-}
 NAME = "<b>name</b> " + "long" * 40 + " \u202ertl"
 
 
@@ -47,20 +50,9 @@ def shared_browser(tmp_path_factory):
 
 @pytest.fixture
 def browser(shared_browser):
-    show(shared_browser, 1400, 900)
-    media(shared_browser)
+    look_like(shared_browser, 1400, 900)
     yield shared_browser
     shared_browser.get("about:blank")
-
-
-def show(browser, width, height):
-    metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-
-
-def media(browser, features=()):
-    told = [{"name": name, "value": value} for name, value in features]
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": told})
 
 
 def updates(browser):
@@ -81,20 +73,10 @@ def text(browser, css):
     )
 
 
-def violations(browser):
-    browser.execute_script(AXE.read_text())
-    found = browser.execute_async_script(
-        "const done = arguments[0]; axe.run(document, {resultTypes: ['violations']})"
-        ".then((r) => done(r.violations.map((v) => [v.id, v.nodes.map((n) => n.html)])))"
-    )
-    return dict(found)
-
-
-@pytest.mark.parametrize("look", MEDIA)
+@pytest.mark.parametrize("look", LOOKS)
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: str(size[0]))
 def test_it_fits_and_is_accessible(browser, live, size, look):
-    show(browser, *size)
-    media(browser, MEDIA[look])
+    look_like(browser, *size, look)
     opened(browser, live)
     assert fits(browser)
     # No text is cut off, and none is smaller than 11 px.
@@ -110,8 +92,7 @@ def test_it_fits_and_is_accessible(browser, live, size, look):
         " getComputedStyle(e).display !== 'inline').map((e) => e.outerHTML)"
     )
     assert cut == []
-    if AXE.exists():
-        assert violations(browser) == {}
+    assert violations(browser) == {}
     urls = asked(browser, live.origin)
     assert f"{live.origin}/live/assets/uplot.js" in urls
     assert [url for url in urls if not url.startswith((live.origin, "data:"))] == []
@@ -127,7 +108,7 @@ def test_names_are_text_and_never_markup(browser, live):
 @pytest.mark.skipif(not AXE.exists(), reason="axe-core is not installed")
 @pytest.mark.parametrize("look", ["light", "dark"])
 def test_requests_and_story_are_accessible(browser, live, look):
-    media(browser, MEDIA[look])
+    look_like(browser, 1400, 900, look)
     now = int(time.time())
     opened(browser, live, f"#from={now - 150}&until={now}")
     wait_for(lambda: text(browser, "#detail td"), "the requests")
@@ -228,41 +209,10 @@ def test_new_requests_move_the_page_and_a_lost_server_is_told(browser, tmp_path)
         wait_for(lambda: browser.execute_script(state) == "live", "that it is back")
 
 
-def lab(colour):
-    """Return a colour (0 to 255) in CIE L*a*b*."""
-    rgb = [c / 255 / 12.92 if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in colour]
-    xyz = [
-        sum(m * c for m, c in zip(row, rgb, strict=True)) / white
-        for row, white in (
-            ((0.4124, 0.3576, 0.1805), 0.95047),
-            ((0.2126, 0.7152, 0.0722), 1.0),
-            ((0.0193, 0.1192, 0.9505), 1.08883),
-        )
-    ]
-    x, y, z = (v ** (1 / 3) if v > 0.008856 else 7.787 * v + 16 / 116 for v in xyz)
-    return 116 * y - 16, 500 * (x - y), 200 * (y - z)
-
-
-#: Simulations of Viénot, Brettel and Mollon (1999) on linear light.
-SEEN = {
-    "deuteranopia": ((0.29275, 0.70725, -0.02234),) * 2 + ((-0.02234, 0.02234, 1.0),),
-    "protanopia": ((0.11238, 0.88762, 0.0), (0.11238, 0.88762, 0.0), (0.00401, -0.00401, 1.0)),
-}  # fmt: skip
-
-
-def seen_by(colour, vision):
-    linear = [c / 255 / 12.92 if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in colour]
-    mixed = [sum(m * c for m, c in zip(row, linear, strict=True)) for row in SEEN[vision]]
-    bounded = [min(max(c, 0.0), 1.0) for c in mixed]
-    return [
-        255 * (12.92 * c if c <= 0.0031308 else 1.055 * c ** (1 / 2.4) - 0.055) for c in bounded
-    ]
-
-
 @pytest.mark.parametrize("look", ["light", "dark"])
 def test_lines_of_a_plot_differ_for_every_vision(browser, live, look):
-    """By dashes always; by colour where the colours alone tell them apart."""
-    media(browser, MEDIA[look])
+    """By dashes and by colour."""
+    look_like(browser, 1400, 900, look)
     opened(browser, live)
     for name in ("requests", "latency", "over", "causes"):
         lines = browser.execute_script(
@@ -276,13 +226,9 @@ def test_lines_of_a_plot_differ_for_every_vision(browser, live, look):
             [int(part) for part in colour.partition("(")[2].rstrip(")").split(",")[:3]]
             for colour, _ in lines
         ]
-        for i, one in enumerate(colours):
-            for other in colours[:i]:
-                assert math.dist(lab(one), lab(other)) >= 15
-        # Of the three that mean most, also without one kind of cones.
-        for vision in SEEN:
-            first = [lab(seen_by(colour, vision)) for colour in colours[:2]]
-            assert math.dist(*first) >= 15, (name, vision)
+        for one, other in itertools.combinations(colours, 2):
+            for sight in SIGHTS:
+                assert difference(one, other, sight) >= 15, (name, sight, one, other)
 
 
 def test_thousands_of_tenants_are_the_largest_and_the_others(browser, tmp_path):

@@ -97,7 +97,7 @@ export class Chart {
     const tick = { stroke: soft, grid, font, ticks: { show: false } };
     const first = (u) => u.data[0][0], last = (u) => u.data[0].at(-1);
     this.plot = new uPlot({
-      ...this.size(), legend: { show: false }, padding: [8, 10, 0, 0],
+      ...this.size(), legend: { show: false }, padding: [8, 20, 0, 0],
       cursor: { drag: { setScale: false }, sync: { key: "time" }, points: { size: 7 } },
       select: { show: false },
       scales: {
