@@ -14,6 +14,7 @@ import msgspec
 
 from serve.core.commands import AnswerTask, Command
 from serve.core.events import Event
+from serve.core.jobs.types import JobRules
 from serve.core.params import DeviceFacts, SchedulerParams
 from serve.core.types import Nanos, TaskEstimate, TaskId
 from serve.errors import ConfigError
@@ -144,7 +145,8 @@ def _params(data: msgspec.Raw, where: str) -> SchedulerParams:
     try:
         device = msgspec.convert(facts.pop("device", None), DeviceFacts)
         more = msgspec.convert(facts.pop("more_devices", ()), tuple[DeviceFacts, ...])
-        return SchedulerParams(device=device, more_devices=more, **facts)
+        jobs = msgspec.convert(facts.pop("jobs", {}), JobRules)
+        return SchedulerParams(device=device, more_devices=more, jobs=jobs, **facts)
     except (msgspec.ValidationError, TypeError, ValueError) as error:
         raise ConfigError(f"{where}, line 1: {error}") from error
 

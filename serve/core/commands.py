@@ -5,6 +5,7 @@ For every task that arrived there is exactly one ``AnswerTask`` and exactly one 
 
 import msgspec
 
+from serve.core.jobs.commands import JobCommand
 from serve.core.types import Bytes, GroupId, LaneId, Outcome, TaskId
 
 
@@ -130,4 +131,4 @@ TaskCommand = (
     | AnswerTask
     | ReleaseTask
 )
-Command = TaskCommand | RecycleLane | AddLane | RemoveLane | QuarantineModel
+Command = TaskCommand | RecycleLane | AddLane | RemoveLane | QuarantineModel | JobCommand

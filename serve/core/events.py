@@ -5,6 +5,7 @@ Each is handed to ``Scheduler.handle(event, now_ns)``. See ``commands`` for what
 
 import msgspec
 
+from serve.core.jobs.events import JobEvent
 from serve.core.slowdown import check_slowdown
 from serve.core.types import (
     FIRST_DEVICE,
@@ -217,4 +218,5 @@ Event = (
     | LaneRemoved
     | DrainStarted
     | Tick
+    | JobEvent
 )

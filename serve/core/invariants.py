@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from serve.core.fleet.fleet import Fleet
+from serve.core.jobs.lifecycle import JobState
 from serve.core.lifecycle import State
 from serve.core.scheduler import Scheduler
 from serve.core.state.record import Record
@@ -14,7 +15,7 @@ def check_invariants(scheduler: Scheduler | Fleet) -> None:
     """Raise InvariantViolation naming the first rule that does not hold. Looks at everything."""
     devices = scheduler.devices
     for device in devices:
-        for check in (_memory, _lanes, _counters, _plan, _membership):
+        for check in (_memory, _lanes, _counters, _plan, _membership, _jobs):
             check(device)
     _totals(devices)
     idle = isinstance(scheduler, Fleet) and scheduler.has_idle_device_with_work_elsewhere()
@@ -75,6 +76,22 @@ def _lanes(scheduler: Scheduler) -> None:
     _require({r.task.task_id for r in members} == on_lane, "who is on a lane is in its run")
     for record in scheduler.parts.tasks.records.values():
         _require((record.run is not None) == record.state.on_lane, "no run without a lane")
+
+
+def _jobs(scheduler: Scheduler) -> None:
+    jobs, board = scheduler.jobs, scheduler.parts.board
+    on_workers = [r for r in jobs.records.values() if r.state.on_worker]
+    _require(len(on_workers) <= scheduler.params.jobs.workers, "no more jobs than workers")
+    started = sorted(r.job.job_id for r in jobs.on_workers)
+    _require(started == sorted(r.job.job_id for r in on_workers), "who has a worker is started")
+    held_bytes = sum(r.reserve_bytes for r in on_workers)
+    _require(jobs.ledger.reserved_bytes == held_bytes, "jobs on workers hold their memory")
+    _require(jobs.ledger.available_bytes >= 0, "jobs take no more than the memory for training")
+    states = [r.state for r in jobs.on_workers]
+    running = jobs.running_count
+    _require(JobState.RUNNING not in states[running:], "the first jobs run, the others stand")
+    executing = board.executing_count + running
+    _require(executing <= board.max_slots, "requests and jobs execute on no more than all slots")
 
 
 def _counters(scheduler: Scheduler) -> None:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from serve.core.jobs.types import NO_JOBS, JobRules
 from serve.core.slowdown import NO_SLOWDOWN, check_slowdown
 from serve.core.types import ZERO_NS, Bytes, LaneId, Nanos, UnionEstimate
 
@@ -86,11 +87,15 @@ class SchedulerParams:
     #: run may take. None: 60 s or 200 times its estimate.
     watched: bool = False
     run_limit_ns: Nanos | None = None
+    #: Training jobs beside requests, on a single device.
+    jobs: JobRules = NO_JOBS
 
     def __post_init__(self) -> None:
         lane_ids = [lane_id for device in self.devices for lane_id in device.lane_ids]
         if len(set(lane_ids)) != len(lane_ids):
             raise ValueError(f"no lane is of two devices, got {lane_ids}")
+        if self.jobs.workers and self.more_devices:
+            raise ValueError("jobs train beside requests on a single device only")
         for name in (
             "window_ns",
             "max_queue",

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from serve.core.disciplines import Discipline, get_discipline
+from serve.core.jobs.jobs import TrainingJobs
 from serve.core.lifecycle import Cause
 from serve.core.params import SchedulerParams
 from serve.core.planner import Planner
@@ -37,6 +38,7 @@ class SchedulerParts:
     recycling: Recycling
     watch: Watch
     own_lanes: OwnLanes
+    jobs: TrainingJobs
 
     def run_of(self, task_id: TaskId, lane_id: LaneId, cause: Cause) -> Run:
         """Return the run that the task names; raise InvariantViolation if it is not on the lane."""
@@ -65,7 +67,8 @@ def make_parts(params: SchedulerParams, totals: Totals) -> SchedulerParts:
     recycling = Recycling(params.device.lane_limit_bytes)
     watch = Watch(board, params.run_limit_ns)
     own_lanes = OwnLanes(board, params.device.lane_ids, recycling)
+    jobs = TrainingJobs(params.jobs, board, window)
     return SchedulerParts(
         params, totals, policy, discipline, window, plan, board, backlog, tasks, planner,
-        recycling, watch, own_lanes,
+        recycling, watch, own_lanes, jobs,
     )  # fmt: skip

@@ -12,6 +12,8 @@ order, and only a bounded horizon of them is planned at a time.
 from serve.core.commands import Command, LookAtLane
 from serve.core.events import Event
 from serve.core.handlers import EventHandlers
+from serve.core.jobs.events import JobEvent
+from serve.core.jobs.jobs import TrainingJobs
 from serve.core.launcher import Launcher
 from serve.core.lifecycle import State
 from serve.core.params import SchedulerParams
@@ -32,6 +34,8 @@ class Scheduler:
         self._tasks, self._board, self._planner = parts.tasks, parts.board, parts.planner
         self._recycling, self._watch, self._window = parts.recycling, parts.watch, parts.window
         self._own_lanes = parts.own_lanes
+        #: Training beside requests; to be looked at only.
+        self.jobs: TrainingJobs = parts.jobs
         self._launcher = Launcher(parts)
         self._handlers = EventHandlers(parts, self._launcher)
         self._on = self._handlers.by_event
@@ -47,7 +51,14 @@ class Scheduler:
             tasks.now_ns = now_ns
         out: list[Command] = []
         tasks.out = out
-        self._on[type(event)](event)
+        on = self._on.get(type(event))
+        if on is None:
+            # Of a training job: no request hears of it.
+            assert isinstance(event, JobEvent)
+            self.jobs.take_in(event, out)
+            self.jobs.settle(tasks.now_ns, out, draining=self.draining)
+            return out
+        on(event)
         if self._recycling.over:
             self._handlers.recycle_idle_lanes()
         if self._own_lanes.leaving:
@@ -62,6 +73,8 @@ class Scheduler:
         if self._watch.next_ns <= tasks.now_ns:
             out += [LookAtLane(r.task_id, r.lane_id) for r in self._watch.due(tasks.now_ns)]
         self._plan_and_launch()
+        if self.jobs.records:
+            self.jobs.settle(tasks.now_ns, out, draining=self.draining)
         return out
 
     def _plan_and_launch(self) -> None:

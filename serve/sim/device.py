@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from operator import attrgetter
 
+from serve.core.slowdown import slowdown_beside
 from serve.core.types import ZERO_NS, LaneId, Nanos, Task, TaskId
 
 #: Stopping or waking a process: tens of microseconds.
@@ -41,6 +42,10 @@ class DeviceModel:
     #: How many times slower everything is while what executes has reserved more than
     #: `capacity_bytes` together, as memory is then paged. None: no such limit.
     paging: float = 1.0
+    #: How much longer a run takes beside 0, 1, 2, … training jobs that run.
+    beside_jobs: tuple[float, ...] = (1.0,)
+    #: What stopping a job costs the launch or the resumption that takes its core.
+    pause_ns: Nanos = ZERO_NS
     capacity_bytes: int | None = None
 
     def __post_init__(self) -> None:
@@ -107,6 +112,9 @@ class SimulatedDevice:
         #: Pace of each of 1, 2, 3, … that execute.
         self._together = [1 / slowdown for slowdown in model.slowdown]
         self._launch_ns = model.launching_ns
+        #: What jobs that run take of the pace, and what the next to execute waits for one to stop.
+        self._beside_jobs = 1.0
+        self._delay_ns = 0
 
     def launch(
         self, lane_id: LaneId, task_id: TaskId, run_ns: int, now_ns: int, reserve_bytes: int = 0
@@ -135,7 +143,19 @@ class SimulatedDevice:
         run.executing = True
         self._executing[lane_id] = run
         # It works only once the switch has taken effect.
-        run.mark += self._progress + self._model.switch_ns
+        run.mark += self._progress + self._model.switch_ns + self._delay_ns
+        self._delay_ns = 0
+
+    def set_jobs(self, running: int, now_ns: int) -> None:
+        """Have so many training jobs run beside the runs."""
+        beside = slowdown_beside(self._model.beside_jobs, running)
+        if beside != self._beside_jobs:
+            self._advance(now_ns)
+            self._beside_jobs = beside
+
+    def delay_next(self) -> None:
+        """Have the next that executes wait for a job to stop."""
+        self._delay_ns += self._model.pause_ns
 
     def stop(self, lane_id: LaneId, now_ns: int) -> None:
         """Have the run on the lane end within `stop_ns`, also if it was suspended."""
@@ -187,6 +207,8 @@ class SimulatedDevice:
             self._pace = self._together[min(executing, len(self._together)) - 1]
             if self._paged:
                 self._pace /= self._model.paging
+            if self._beside_jobs != 1.0:
+                self._pace /= self._beside_jobs
             run = min(self._executing.values(), key=_end_order)
             left_ns = (run.mark - self._progress) / self._pace
             self._end = self._at_ns + max(0, round(left_ns)), run.lane_id

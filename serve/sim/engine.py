@@ -31,18 +31,30 @@ from serve.core.events import (
     Tick,
 )
 from serve.core.fleet.fleet import Fleet, make_scheduler
+from serve.core.jobs.commands import (
+    EndJob,
+    JobCommand,
+    PauseJob,
+    PrepareJob,
+    ResumeJob,
+    StartJob,
+    StopJob,
+)
 from serve.core.params import SchedulerParams
 from serve.core.rules.cause import violation_cause
 from serve.core.scheduler import Scheduler
 from serve.core.types import Completed, FailReason, LaneId, Nanos, TaskId, Usage
 from serve.sim.device import DeviceModel, Offered, SimulatedDevice
+from serve.sim.jobs import OfferedJob, SimulatedJobs
 from serve.sim.report import Answered, SimReport, summarize
 
 
 class Simulation:
-    """One scheduler, its simulated devices, one stream of requests."""
+    """One scheduler, its simulated devices, one stream of requests, and jobs beside it."""
 
-    def __init__(self, scheduler: Scheduler | Fleet, model: DeviceModel) -> None:
+    def __init__(
+        self, scheduler: Scheduler | Fleet, model: DeviceModel, jobs: tuple[OfferedJob, ...] = ()
+    ) -> None:
         self.scheduler = scheduler
         #: Every request at its end, in order of their answers.
         self.answered: list[Answered] = []
@@ -69,6 +81,11 @@ class Simulation:
             AnswerTask: self._answer,
             ReleaseTask: self._release,
         }
+        self.jobs: SimulatedJobs | None = None
+        if jobs:
+            self.jobs = SimulatedJobs(scheduler.devices[0].jobs, jobs)
+            for kind in (PrepareJob, StartJob, PauseJob, ResumeJob, StopJob, EndJob):
+                self._acts[kind] = self._obey_for_jobs
         for lane_id in self._of_lane:
             self._tell(LaneReady(lane_id))
 
@@ -107,6 +124,10 @@ class Simulation:
             end = device.next_end()
             if end is not None and (next_ns is None or end[0] < next_ns):
                 next_ns = end[0]
+        if self.jobs is not None:
+            job_ns = self.jobs.next_ns(self.now_ns)
+            if job_ns is not None and (next_ns is None or job_ns < next_ns):
+                next_ns = job_ns
         return next_ns
 
     def step(self) -> None:
@@ -116,14 +137,16 @@ class Simulation:
             self._happen(next_ns)
 
     def _happen(self, next_ns: int) -> None:
-        """Let happen what is due at `next_ns`: the end of a run first, a tick last."""
+        """Let happen what is due at `next_ns`: the end of a run first, a tick, then jobs."""
         self.now_ns = Nanos(next_ns)
         if self._end_run(next_ns):
             return
         if self._due and self._due[0][0] == next_ns:
             self._tell(heapq.heappop(self._due)[2])
-        else:
+        elif self.jobs is None or self.scheduler.next_wakeup() == next_ns:
             self._tell(Tick())
+        else:
+            self._tell(self.jobs.take(next_ns))
 
     def _end_run(self, next_ns: int) -> bool:
         """Tell the end of the run that is over now, if there is one."""
@@ -151,6 +174,14 @@ class Simulation:
 
     def _obey(self, command: Command) -> None:
         self._acts[type(command)](command)
+
+    def _obey_for_jobs(self, command: JobCommand) -> None:
+        assert self.jobs is not None
+        self.jobs.obey(command, self.now_ns)
+        device = self._devices[0]
+        device.set_jobs(self.jobs.running, self.now_ns)
+        if isinstance(command, PauseJob):
+            device.delay_next()
 
     def _prepare(self, command: PrepareTask) -> None:
         at_ns = self.now_ns + self._offered[command.task_id].prepare_ns

@@ -8,6 +8,7 @@ from bench.kit.result import DOCS_PATH, read_result
 from docs.drawings.policies import policies_picture
 from docs.drawings.schedules import PICTURES, picture
 from serve.core.commands import AnswerTask, LaunchTask, ResumeTask, SuspendTask
+from serve.core.jobs.lifecycle import mermaid as jobs_mermaid
 from serve.core.lifecycle import mermaid
 from serve.core.scheduler import Scheduler
 from serve.core.types import Nanos
@@ -83,8 +84,10 @@ def test_the_load_is_drawn_as_it_was_measured():
     assert policies_picture(read_result("policies")) == drawn
 
 
-def test_life_cycle_diagram():
-    assert mermaid() in PAGE.read_text(encoding="utf-8")
+def test_life_cycle_diagrams():
+    page = PAGE.read_text(encoding="utf-8")
+    assert mermaid() in page
+    assert jobs_mermaid() in page
 
 
 def test_the_example_runs(capsys):

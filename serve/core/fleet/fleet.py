@@ -41,6 +41,7 @@ from serve.core.events import (
     Tick,
 )
 from serve.core.fleet.moving import TaskMover
+from serve.core.jobs.events import JobSubmitted
 from serve.core.lifecycle import State
 from serve.core.params import SchedulerParams
 from serve.core.scheduler import Scheduler
@@ -174,6 +175,8 @@ class Fleet:
                 return [holder]
             case DomainOpened() | DomainClosed():
                 raise InvariantViolation("trust domains have lanes on a single device only")
+            case JobSubmitted():
+                raise InvariantViolation("jobs train beside requests on a single device only")
             case ModelUnloaded() | TenantsChanged():
                 return self._views[:1]  # quarantine and tenants are those of all devices
             case SlowdownChanged() | LimitsChanged() | DrainStarted() | Tick():

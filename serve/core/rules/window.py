@@ -6,7 +6,7 @@ scheduler asks for that time, plans when it has come, and says so.
 
 from typing import Protocol
 
-from serve.core.types import Nanos, Task
+from serve.core.types import ZERO_NS, Nanos, Task
 
 
 class Window(Protocol):
@@ -37,6 +37,10 @@ class Window(Protocol):
         """Close the window: all arrivals were planned, which looked at `planned` tasks."""
         ...
 
+    def quiet_from_ns(self, gap_ns: Nanos) -> Nanos:
+        """Return from when on the next arrival is expected no sooner than `gap_ns` later."""
+        ...
+
 
 class FixedWindow:
     """Slots of equal length, as in the paper: the arrivals of a slot are planned at its end."""
@@ -65,6 +69,10 @@ class FixedWindow:
         """Close the slot; the next arrival opens another."""
         self._closes_ns = None
         self.open = False
+
+    def quiet_from_ns(self, gap_ns: Nanos) -> Nanos:
+        """Return 0: what arrives waits for the end of its slot."""
+        return ZERO_NS
 
 
 class AdaptiveWindow:
@@ -139,6 +147,12 @@ class AdaptiveWindow:
         self._opened_ns = None
         self.open = False
         self._rest_until_ns = now_ns + planned * self.REST_PER_TASK_NS
+
+    def quiet_from_ns(self, gap_ns: Nanos) -> Nanos:
+        """Return 0 while gaps are as long on average, else when that long none has arrived."""
+        if self._last_arrival_ns is None or self._gap_ns >= gap_ns:
+            return ZERO_NS
+        return Nanos(self._last_arrival_ns + gap_ns)
 
 
 def make_window(name: str, window_ns: Nanos) -> Window:
