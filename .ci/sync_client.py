@@ -17,11 +17,13 @@ FILES = {
     "aio_connection.py": "sync_connection.py",
     "aio_cluster.py": "sync_cluster.py",
     "aio_inference.py": "sync_inference.py",
+    "aio_jobs.py": "sync_jobs.py",
     "aio_versions.py": "sync_versions.py",
 }
 SUMMARY = "The client for threads, made from ``aio``: edit that, then `make client`"
 INFERENCE = "Sending of requests by a client for threads, made from ``aio_inference``"
 VERSIONS = "Versions of models for a client for threads, made from ``aio_versions``"
+JOBS = "Training of models for a client for threads, made from ``aio_jobs``"
 CONNECTION = "The connection of a client for threads, made from ``aio_connection``"
 CLUSTER = "The connections of a client for threads to several servers, made from ``aio_cluster``"
 #: Pattern in the asyncio client -> what the client for threads has there, in this order.
@@ -31,6 +33,7 @@ RULES = [
     (r"The connections of an asyncio client to several.*?generated\.", f"{CLUSTER}."),
     (r"Sending of requests by an asyncio client.*?generated\.", f"{INFERENCE}."),
     (r"Versions of models for an asyncio client.*?generated\.", f"{VERSIONS}."),
+    (r"Training of models for an asyncio client.*?generated\.", f"{JOBS}."),
     (r"serve\.client\.aio_", "serve.client.sync_"),
     (r"Calls one server from one event loop\.", "Calls one server; may be shared by threads."),
     (r"; to be made inside a running event loop", ""),
@@ -43,7 +46,7 @@ RULES = [
     (r"\n    Async(Iterable|Iterator),(?=.*\n    \1,)", ""),
     (r"__a(enter|exit)__", r"__\1__"),
     (
-        r"\bAsync(Background|Bell|Calls|Channel|Client|ClusterTransport|Iterable|Iterator|Question|Requester|Transport|Turns|Unary|Versions)\b",
+        r"\bAsync(Background|Bell|Calls|Channel|Client|ClusterTransport|Iterable|Iterator|Jobs|Question|Requester|Transport|Turns|Unary|Versions)\b",
         r"\1",
     ),
     (r"\b(?:async|await) ", ""),

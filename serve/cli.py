@@ -16,7 +16,15 @@ import typer
 from rich.text import Text
 
 import serve
-from serve.commands import calibrate_cli, cluster_cli, database_cli, graph_cli, model_cli, token_cli
+from serve.commands import (
+    calibrate_cli,
+    cluster_cli,
+    database_cli,
+    graph_cli,
+    model_cli,
+    token_cli,
+    train_cli,
+)
 from serve.commands.options import CONFIG_PATH, ConfigOption, SetOption
 from serve.commands.steps import Steps
 from serve.config import Config, effective_values, load_config
@@ -46,6 +54,8 @@ app.add_typer(cluster_cli.app, name="cluster", no_args_is_help=True)
 app.add_typer(database_cli.app, name="db", no_args_is_help=True)
 app.add_typer(graph_cli.app, name="graph", no_args_is_help=True)
 app.add_typer(token_cli.app, name="token", no_args_is_help=True)
+app.add_typer(train_cli.app, name="job", no_args_is_help=True)
+app.command("train")(train_cli.train_command)
 _errors = Console(stderr=True)
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]

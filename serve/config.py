@@ -40,6 +40,7 @@ SIZE_KEYS = frozenset(
         "device.max_lane_files",
         "report.record_size",
         "report.record_payloads_size",
+        "training.memory",
     }
 )
 #: Keys whose new values a running server takes when it reads its configuration again.
@@ -266,6 +267,29 @@ class SchedulingConfig(Section, frozen=True):
     shed_late: bool = False
 
 
+class TrainingConfig(Section, frozen=True):
+    """Section `[training]`: training of models beside requests, on what these leave."""
+
+    #: Jobs that train at once, each in a process of its own; 0: none.
+    workers: Annotated[int, Meta(ge=0, le=64)] = 0
+    #: Memory for all of them, which requests then do not have.
+    memory: str = "256 MiB"
+    #: Order of jobs: that of a policy for requests.
+    policy: str = "lmcf"
+    #: `governed`: a job runs beside requests as far as these stay in time; `strict`: only while
+    #: there is no request.
+    slack: Literal["governed", "strict"] = "governed"
+    #: Time between checkpoints, at most what a job loses when its process ends.
+    checkpoint_s: Annotated[float, Meta(gt=0)] = 10.0
+    #: Folder for jobs and their checkpoints.
+    folder: str = "training"
+
+    @property
+    def memory_bytes(self) -> int:
+        """`memory` in bytes; 0 without workers."""
+        return parse_bytes(self.memory, "training.memory") if self.workers else 0
+
+
 class ReportConfig(Section, frozen=True):
     """Section `[report]`: the files that record what the server did."""
 
@@ -392,6 +416,7 @@ class Config(Section, frozen=True):
     models: ModelsConfig = ModelsConfig()
     device: DeviceConfig = DeviceConfig()
     scheduling: SchedulingConfig = SchedulingConfig()
+    training: TrainingConfig = TrainingConfig()
     report: ReportConfig = ReportConfig()
     log: LogConfig = LogConfig()
     traces: TracesConfig = TracesConfig()
@@ -489,11 +514,15 @@ def _broken_rules(config: Config) -> Iterator[str]:
     ):
         if value not in known:
             yield f"scheduling.{key}: '{value}' is not one of {', '.join(sorted(known))}"
+    if config.training.policy not in POLICIES:
+        listed = ", ".join(sorted(POLICIES))
+        yield f"training.policy: '{config.training.policy}' is not one of {listed}"
     sizes: list[Callable[[], object]] = [
         lambda: config.server.max_message_bytes,
         lambda: config.device.memory_budget_bytes,
         lambda: config.device.max_lane_memory_bytes,
         lambda: config.models.cache_limit_bytes,
+        lambda: config.training.memory_bytes,
         lambda: config.report.keep_ns,
         lambda: config.report.max_size_bytes,
         lambda: config.report.record_bytes,

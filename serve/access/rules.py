@@ -46,6 +46,10 @@ _OWN = {
     "Report": _OBSERVE,
     "ListVersions": _OBSERVE,
     "ChangeVersions": _ADMIN,
+    "SubmitJob": _ADMIN,
+    "ListJobs": _ADMIN,
+    "WatchJob": _ADMIN,
+    "CancelJob": _ADMIN,
 }
 # `List` names every model.
 _HEALTH = {"Check": _FREE, "Watch": _FREE, "List": _EITHER}

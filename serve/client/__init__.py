@@ -31,6 +31,7 @@ from serve.client.errors import (
 from serve.client.facts import (
     Estimate,
     GraphFacts,
+    JobFacts,
     ModelFacts,
     ModelInterface,
     ServerFacts,
@@ -56,6 +57,7 @@ __all__ = [
     "Forbidden",
     "GraphFacts",
     "InvalidRequest",
+    "JobFacts",
     "Mismatched",
     "ModelFacts",
     "ModelInterface",

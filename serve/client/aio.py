@@ -15,6 +15,7 @@ import grpc
 
 from serve.client.aio_connection import AsyncChannel, AsyncTransport
 from serve.client.aio_inference import AsyncRequester
+from serve.client.aio_jobs import AsyncJobs
 from serve.client.aio_versions import AsyncVersions
 from serve.client.answers import Answer
 from serve.client.channel import Credentials, Token, address_of
@@ -48,7 +49,7 @@ _POLL_S = 0.05
 _LOAD_S = 600.0
 
 
-class AsyncClient(AsyncVersions):
+class AsyncClient(AsyncVersions, AsyncJobs):
     """Calls one server from one event loop. Methods raise a ``ClientError`` on failure."""
 
     def __init__(

@@ -23,6 +23,41 @@ class ModelFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class JobFacts:
+    """A training job as it stands."""
+
+    job_id: int
+    model: str
+    graph: str
+    epochs: int
+    epochs_done: int
+    #: `queued`, `preparing`, `ready`, `running`, `paused`; `done`, `cancelled` or `failed`.
+    state: str
+    #: Of the last epoch that was told.
+    loss: float
+    #: Mean time of an epoch lately, standing still not counted.
+    epoch_ns: int
+    #: Share of held-out nodes that are classified right, after the last epoch.
+    accuracy: float
+    #: Version of the model that it was published as; 0 before.
+    version: int
+    #: Why it failed.
+    message: str
+    #: Memory that it takes while it trains; 0 before that is known.
+    reserve_bytes: int
+
+    @classmethod
+    def of(cls, message: gnnserve_pb2.JobFacts) -> "JobFacts":
+        """Read the message; both use the same names."""
+        return cls(**{each.name: getattr(message, each.name) for each in fields(cls)})
+
+    @property
+    def ended(self) -> bool:
+        """True when nothing follows."""
+        return self.state in ("done", "cancelled", "failed")
+
+
+@dataclass(frozen=True, slots=True)
 class SplitFacts:
     """Which versions of a model answer the requests that name none."""
 

@@ -36,6 +36,7 @@ from serve.client.retries import TimeLimit
 from serve.client.streaming import Outcome, PendingRequests
 from serve.client.sync_connection import Channel, Transport
 from serve.client.sync_inference import Requester
+from serve.client.sync_jobs import Jobs
 from serve.client.sync_versions import Versions
 from serve.pb import gnnserve_pb2
 from serve.pb import grpc_service_pb2 as pb
@@ -46,7 +47,7 @@ _POLL_S = 0.05
 _LOAD_S = 600.0
 
 
-class Client(Versions):
+class Client(Versions, Jobs):
     """Calls one server; may be shared by threads. Methods raise a ``ClientError`` on failure."""
 
     def __init__(

@@ -122,6 +122,11 @@ class Scheduler:
         return wake_ns
 
     @property
+    def jobs_wake_ns(self) -> Nanos | None:
+        """When a ``JobsTick`` is needed unless another event comes first; None for never."""
+        return self.jobs.wake_ns
+
+    @property
     def queued_count(self) -> int:
         """Accepted tasks not on a lane yet."""
         return self._tasks.pending

@@ -62,6 +62,8 @@ class GraphParts:
     edge_index: Array
     x: Array
     source: str
+    #: Classes of the nodes [N], to train on; negative for none.
+    y: Array | None = None
 
 
 def open_graph(
@@ -80,11 +82,12 @@ def open_graph(
         return held_typed(name, arrays, keeper_of(options), str(path), progress)
     if not path.is_dir() and path.suffix != ".safetensors":
         return held(name, _read_archive(path, options), options, progress)
-    arrays = read(["edge_index", "x"])
+    arrays = read(["edge_index", "x", *(["y"] if "y" in names else [])])
     x = arrays["x"]
     if x.ndim != 2:
         raise ConfigError(f"{path}: array 'x': [N, F] wanted, got {list(x.shape)}")
-    return held(name, GraphParts(len(x), arrays["edge_index"], x, str(path)), options, progress)
+    parts = GraphParts(len(x), arrays["edge_index"], x, str(path), arrays.get("y"))
+    return held(name, parts, options, progress)
 
 
 def _source(path: Path, options: OpenOptions) -> tuple[list[str], _Read]:
@@ -110,7 +113,10 @@ def open_dataset(
     progress("reading or generating", 0.0)
     found = load_dataset(dataset, folder=folder, scale=scale)
     path = find_file(dataset, folder)
-    x = None if path is None else read_archive(path).x
+    archive = None if path is None else read_archive(path)
+    x = y = None
+    if archive is not None:
+        x, y = archive.x, archive.y
     source = found.source
     if x is None:
         if dataset not in TABLE_4:
@@ -119,7 +125,8 @@ def open_dataset(
         shape = found.num_nodes, TABLE_4[dataset].num_features
         x = rng.standard_normal(shape, dtype=np.float32)
         source += ", features generated"
-    return held(name, GraphParts(found.num_nodes, found.edge_index, x, source), options, progress)
+    parts = GraphParts(found.num_nodes, found.edge_index, x, source, y)
+    return held(name, parts, options, progress)
 
 
 def held(name: str, parts: GraphParts, options: OpenOptions, progress: Progress) -> ResidentGraph:
@@ -148,7 +155,16 @@ def held(name: str, parts: GraphParts, options: OpenOptions, progress: Progress)
     progress("checking features", 0.6)
     keeper = keeper_of(options)
     x = keeper.kept(parts.x, where)
-    return ResidentGraph(name, rows, x, keeper, parts.source)
+    return ResidentGraph(name, rows, x, keeper, parts.source, _labels(parts, where))
+
+
+def _labels(parts: GraphParts, where: str) -> NDArray[np.int64] | None:
+    """Return the classes of the nodes, where `y` holds one of a node; raises ConfigError."""
+    if parts.y is None or parts.y.ndim != 1 or parts.y.dtype.kind not in "iub":
+        return None  # what else it holds is for no training here
+    if len(parts.y) != parts.num_nodes:
+        raise ConfigError(f"{where}: array 'y': {len(parts.y)} labels, {parts.num_nodes} nodes")
+    return parts.y.astype(np.int64)
 
 
 def keeper_of(options: OpenOptions) -> FeatureKeeper:
@@ -232,11 +248,12 @@ def _read_archive(path: Path, options: OpenOptions) -> GraphParts:
         with np.load(path) as archive:
             if "edge_index" not in archive.files:
                 raise ConfigError(f"{path}: array 'edge_index' is missing")
-            return GraphParts(len(x), archive["edge_index"], x, str(path))
+            y = archive["y"] if "y" in archive.files else None
+            return GraphParts(len(x), archive["edge_index"], x, str(path), y)
     found = read_archive(path)
     if found.x is None:
         raise ConfigError(f"{path}: array 'x' is missing; a graph to be held needs features")
-    return GraphParts(found.num_nodes, found.edge_index, found.x, str(path))
+    return GraphParts(found.num_nodes, found.edge_index, found.x, str(path), found.y)
 
 
 def _x_bytes(path: Path) -> int:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
+import numpy as np
 from numpy.typing import NDArray
 
 from serve.errors import Mismatch
@@ -90,8 +91,19 @@ class ResidentGraph(Versioned[Snapshot, Change]):
     """A graph with one type of nodes and one of edges."""
 
     def __init__(
-        self, name: str, base: Rows, x: NDArray[Any], keeper: FeatureKeeper, source: str
+        self,
+        name: str,
+        base: Rows,
+        x: NDArray[Any],
+        keeper: FeatureKeeper,
+        source: str,
+        labels: NDArray[np.int64] | None = None,
     ) -> None:
-        """`base` has in-neighbours by destination, `x` [N, F] features as `keeper` stores them."""
+        """`base` has in-neighbours by destination, `x` [N, F] features as `keeper` stores them.
+
+        `labels` [N] are classes of the nodes, to train on: negative for none, as of nodes that
+        come later. None without any.
+        """
+        self.labels = labels
         first = Snapshot(1, Edges.of(base), Column.of(x, "float32"))
         super().__init__(name, source, first, lambda old, change: changed(old, change, keeper))

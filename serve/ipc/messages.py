@@ -263,7 +263,63 @@ class SettingsRestored(Message, frozen=True, tag=True, array_like=True):
     changed: str
 
 
-ToLane = LoadModel | UnloadModel | ProbeModel | MapTable | RunTask | Stop
+class MeasureStep(Message, frozen=True, tag=True, array_like=True):
+    """Find what a training step on the graph in the folder needs; for training processes only."""
+
+    spec: ModelSpec
+    folder: str
+
+
+class StepMeasured(Message, frozen=True, tag=True, array_like=True):
+    """Needs of a training step; see ``serve.core.jobs.types.JobNeeds``."""
+
+    held_bytes: Count
+    step_bytes: Count
+    step_ns: Count
+
+
+class TrainJob(Message, frozen=True, tag=True, array_like=True):
+    """Train the model on the graph in the folder, from the checkpoint there on."""
+
+    spec: ModelSpec
+    folder: str
+    steps: int
+    learning_rate: float
+    seed: int
+    #: From new weights, not from the model's.
+    fresh: bool
+    #: What a step may take.
+    step_bytes: int
+    checkpoint_s: float
+
+
+class JobSteps(Message, frozen=True, tag=True, array_like=True):
+    """So many steps are done, with the loss of the last and the mean time since the last word."""
+
+    steps: Count
+    loss: float
+    step_ns: Count
+    #: Steps that the checkpoint holds.
+    kept_steps: Count
+    #: Processor time of the process.
+    cpu_ns: Count
+
+
+class JobTrained(Message, frozen=True, tag=True, array_like=True):
+    """All steps are done, and the weights are in the folder."""
+
+    #: Share of held-out nodes that are classified right.
+    accuracy: float
+
+
+class JobStopped(Message, frozen=True, tag=True, array_like=True):
+    """It could not be measured or trained further: `out_of_memory` or `error`, and why."""
+
+    reason: str
+    message: str
+
+
+ToLane = LoadModel | UnloadModel | ProbeModel | MapTable | RunTask | MeasureStep | TrainJob | Stop
 FromLane = (
     LaneStarted
     | ModelLoaded
@@ -277,6 +333,10 @@ FromLane = (
     | TaskError
     | LaneHolds
     | SettingsRestored
+    | StepMeasured
+    | JobSteps
+    | JobTrained
+    | JobStopped
 )
 
 _encoder = msgspec.msgpack.Encoder()

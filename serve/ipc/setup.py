@@ -100,6 +100,15 @@ class Confinement:
             file_bytes=None if writable else file_bytes,
         )
 
+    def for_training(self, folder: str) -> "Confinement":
+        """Return what a training process may take, which writes checkpoints to the folder."""
+        files, memory_bytes = self.files, self.memory_bytes
+        if files is not None:
+            files = replace(files, writable=(*files.writable, folder))
+        if memory_bytes is not None:
+            memory_bytes *= _LANES_OF_CALIBRATION
+        return replace(self, files=files, memory_bytes=memory_bytes, file_bytes=None)
+
 
 @dataclass(frozen=True)
 class LaneSetup:

@@ -14,6 +14,7 @@ from serve.ipc.messages import (
     LaneStarted,
     LoadModel,
     MapTable,
+    MeasureStep,
     ModelFailed,
     ModelLoaded,
     ModelProbed,
@@ -23,6 +24,7 @@ from serve.ipc.messages import (
     Stop,
     TaskDone,
     TaskError,
+    TrainJob,
     UnloadModel,
 )
 from serve.lane.channel import LaneChannel
@@ -31,7 +33,9 @@ from serve.lane.measure.probe_model import probe_model
 from serve.lane.output import begin_model, end_model
 from serve.lane.place import HeldModel, Place
 from serve.lane.shared_state import SharedState
+from serve.lane.training.job import measure_step, train
 from serve.models.repository import ModelSpec
+from serve.native import Meter
 
 _log = logging.getLogger(__name__)
 
@@ -76,6 +80,10 @@ class Lane:
             self._unload(message.key)
         elif isinstance(message, ProbeModel):
             self._channel.send(self._probe(message))
+        elif isinstance(message, MeasureStep):
+            self._channel.send(measure_step(message, Meter.attach()))
+        elif isinstance(message, TrainJob):
+            self._channel.send(train(message, Meter.attach(), self._channel.send))
         elif isinstance(message, MapTable):
             self._channel.send(self._place.map_table(message))
 

@@ -49,6 +49,11 @@ class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     #: (rows gathered, those of them from the hot set on a device), by graph; counted for every
     #: eighth request.
     gathered_rows: dict[str, tuple[int, int]] = {}
+    #: Training jobs that are known, by state; and since the server started, steps done, and for how
+    #: long jobs stood for requests.
+    training_jobs: dict[str, int] = {}
+    training_steps: int = 0
+    training_paused_ns: int = 0
 
     @property
     def budget_bytes(self) -> int:
@@ -110,6 +115,7 @@ class EngineState(Collector):
             executors.add_metric([model, version, executor], 1)
         yield executors
         yield from _versions(now)
+        yield from _training(now)
         quarantined = GaugeMetricFamily(
             "gnnserve_model_quarantined",
             "1 while the model is in quarantine, because it ended lanes again and again",
@@ -173,6 +179,21 @@ class EngineState(Collector):
             ("report_rows_dropped", "Records that the database could not take", now.rows_dropped),
         ):
             yield CounterMetricFamily(f"gnnserve_{name}", help_text, value=value)
+
+
+def _training(now: EngineSnapshot) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+    """Yield what is known of training jobs."""
+    jobs = GaugeMetricFamily(
+        "gnnserve_training_jobs", "Training jobs, ended ones included, by state", labels=("state",)
+    )
+    for state, count in now.training_jobs.items():
+        jobs.add_metric([state], count)
+    yield jobs
+    for name, help_text, value in (
+        ("steps", "Training steps done", float(now.training_steps)),
+        ("paused_seconds", "Time that jobs stood for requests", now.training_paused_ns / 1e9),
+    ):
+        yield CounterMetricFamily(f"gnnserve_training_{name}", help_text, value=value)
 
 
 def _versions(now: EngineSnapshot) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:

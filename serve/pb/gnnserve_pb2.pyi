@@ -296,6 +296,94 @@ class ChangeVersionsResponse(_message.Message):
     model: ModelVersions
     def __init__(self, model: _Optional[_Union[ModelVersions, _Mapping]] = ...) -> None: ...
 
+class JobFacts(_message.Message):
+    __slots__ = ("job_id", "model", "graph", "epochs", "epochs_done", "state", "loss", "epoch_ns", "accuracy", "version", "message", "reserve_bytes")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    GRAPH_FIELD_NUMBER: _ClassVar[int]
+    EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    EPOCHS_DONE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_NS_FIELD_NUMBER: _ClassVar[int]
+    ACCURACY_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    RESERVE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    job_id: int
+    model: str
+    graph: str
+    epochs: int
+    epochs_done: int
+    state: str
+    loss: float
+    epoch_ns: int
+    accuracy: float
+    version: int
+    message: str
+    reserve_bytes: int
+    def __init__(self, job_id: _Optional[int] = ..., model: _Optional[str] = ..., graph: _Optional[str] = ..., epochs: _Optional[int] = ..., epochs_done: _Optional[int] = ..., state: _Optional[str] = ..., loss: _Optional[float] = ..., epoch_ns: _Optional[int] = ..., accuracy: _Optional[float] = ..., version: _Optional[int] = ..., message: _Optional[str] = ..., reserve_bytes: _Optional[int] = ...) -> None: ...
+
+class SubmitJobRequest(_message.Message):
+    __slots__ = ("model", "graph", "epochs", "learning_rate", "seed", "fresh", "priority")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    GRAPH_FIELD_NUMBER: _ClassVar[int]
+    EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    FRESH_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    graph: str
+    epochs: int
+    learning_rate: float
+    seed: int
+    fresh: bool
+    priority: int
+    def __init__(self, model: _Optional[str] = ..., graph: _Optional[str] = ..., epochs: _Optional[int] = ..., learning_rate: _Optional[float] = ..., seed: _Optional[int] = ..., fresh: bool = ..., priority: _Optional[int] = ...) -> None: ...
+
+class SubmitJobResponse(_message.Message):
+    __slots__ = ("job",)
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    job: JobFacts
+    def __init__(self, job: _Optional[_Union[JobFacts, _Mapping]] = ...) -> None: ...
+
+class ListJobsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListJobsResponse(_message.Message):
+    __slots__ = ("jobs",)
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    jobs: _containers.RepeatedCompositeFieldContainer[JobFacts]
+    def __init__(self, jobs: _Optional[_Iterable[_Union[JobFacts, _Mapping]]] = ...) -> None: ...
+
+class WatchJobRequest(_message.Message):
+    __slots__ = ("job_id", "seen")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    SEEN_FIELD_NUMBER: _ClassVar[int]
+    job_id: int
+    seen: JobFacts
+    def __init__(self, job_id: _Optional[int] = ..., seen: _Optional[_Union[JobFacts, _Mapping]] = ...) -> None: ...
+
+class WatchJobResponse(_message.Message):
+    __slots__ = ("job",)
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    job: JobFacts
+    def __init__(self, job: _Optional[_Union[JobFacts, _Mapping]] = ...) -> None: ...
+
+class CancelJobRequest(_message.Message):
+    __slots__ = ("job_id",)
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    job_id: int
+    def __init__(self, job_id: _Optional[int] = ...) -> None: ...
+
+class CancelJobResponse(_message.Message):
+    __slots__ = ("job",)
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    job: JobFacts
+    def __init__(self, job: _Optional[_Union[JobFacts, _Mapping]] = ...) -> None: ...
+
 class ReportRequest(_message.Message):
     __slots__ = ("since_s",)
     SINCE_S_FIELD_NUMBER: _ClassVar[int]

@@ -71,6 +71,26 @@ class GnnServeStub(object):
                 request_serializer=gnnserve_dot_v1_dot_gnnserve__pb2.ChangeVersionsRequest.SerializeToString,
                 response_deserializer=gnnserve_dot_v1_dot_gnnserve__pb2.ChangeVersionsResponse.FromString,
                 _registered_method=True)
+        self.SubmitJob = channel.unary_unary(
+                '/gnnserve.v1.GnnServe/SubmitJob',
+                request_serializer=gnnserve_dot_v1_dot_gnnserve__pb2.SubmitJobRequest.SerializeToString,
+                response_deserializer=gnnserve_dot_v1_dot_gnnserve__pb2.SubmitJobResponse.FromString,
+                _registered_method=True)
+        self.ListJobs = channel.unary_unary(
+                '/gnnserve.v1.GnnServe/ListJobs',
+                request_serializer=gnnserve_dot_v1_dot_gnnserve__pb2.ListJobsRequest.SerializeToString,
+                response_deserializer=gnnserve_dot_v1_dot_gnnserve__pb2.ListJobsResponse.FromString,
+                _registered_method=True)
+        self.WatchJob = channel.unary_unary(
+                '/gnnserve.v1.GnnServe/WatchJob',
+                request_serializer=gnnserve_dot_v1_dot_gnnserve__pb2.WatchJobRequest.SerializeToString,
+                response_deserializer=gnnserve_dot_v1_dot_gnnserve__pb2.WatchJobResponse.FromString,
+                _registered_method=True)
+        self.CancelJob = channel.unary_unary(
+                '/gnnserve.v1.GnnServe/CancelJob',
+                request_serializer=gnnserve_dot_v1_dot_gnnserve__pb2.CancelJobRequest.SerializeToString,
+                response_deserializer=gnnserve_dot_v1_dot_gnnserve__pb2.CancelJobResponse.FromString,
+                _registered_method=True)
 
 
 class GnnServeServicer(object):
@@ -125,6 +145,34 @@ class GnnServeServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SubmitJob(self, request, context):
+        """Has a model trained on a graph that the server holds, on what requests leave of its cores.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListJobs(self, request, context):
+        """Lists training jobs, oldest first, those that ended lately among them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchJob(self, request, context):
+        """Waits until a job has got on or has ended, for a few seconds at most.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CancelJob(self, request, context):
+        """Ends a job, unless it has ended.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GnnServeServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -162,6 +210,26 @@ def add_GnnServeServicer_to_server(servicer, server):
                     servicer.ChangeVersions,
                     request_deserializer=gnnserve_dot_v1_dot_gnnserve__pb2.ChangeVersionsRequest.FromString,
                     response_serializer=gnnserve_dot_v1_dot_gnnserve__pb2.ChangeVersionsResponse.SerializeToString,
+            ),
+            'SubmitJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.SubmitJob,
+                    request_deserializer=gnnserve_dot_v1_dot_gnnserve__pb2.SubmitJobRequest.FromString,
+                    response_serializer=gnnserve_dot_v1_dot_gnnserve__pb2.SubmitJobResponse.SerializeToString,
+            ),
+            'ListJobs': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListJobs,
+                    request_deserializer=gnnserve_dot_v1_dot_gnnserve__pb2.ListJobsRequest.FromString,
+                    response_serializer=gnnserve_dot_v1_dot_gnnserve__pb2.ListJobsResponse.SerializeToString,
+            ),
+            'WatchJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.WatchJob,
+                    request_deserializer=gnnserve_dot_v1_dot_gnnserve__pb2.WatchJobRequest.FromString,
+                    response_serializer=gnnserve_dot_v1_dot_gnnserve__pb2.WatchJobResponse.SerializeToString,
+            ),
+            'CancelJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.CancelJob,
+                    request_deserializer=gnnserve_dot_v1_dot_gnnserve__pb2.CancelJobRequest.FromString,
+                    response_serializer=gnnserve_dot_v1_dot_gnnserve__pb2.CancelJobResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -353,6 +421,114 @@ class GnnServe(object):
             '/gnnserve.v1.GnnServe/ChangeVersions',
             gnnserve_dot_v1_dot_gnnserve__pb2.ChangeVersionsRequest.SerializeToString,
             gnnserve_dot_v1_dot_gnnserve__pb2.ChangeVersionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SubmitJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gnnserve.v1.GnnServe/SubmitJob',
+            gnnserve_dot_v1_dot_gnnserve__pb2.SubmitJobRequest.SerializeToString,
+            gnnserve_dot_v1_dot_gnnserve__pb2.SubmitJobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListJobs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gnnserve.v1.GnnServe/ListJobs',
+            gnnserve_dot_v1_dot_gnnserve__pb2.ListJobsRequest.SerializeToString,
+            gnnserve_dot_v1_dot_gnnserve__pb2.ListJobsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gnnserve.v1.GnnServe/WatchJob',
+            gnnserve_dot_v1_dot_gnnserve__pb2.WatchJobRequest.SerializeToString,
+            gnnserve_dot_v1_dot_gnnserve__pb2.WatchJobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CancelJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gnnserve.v1.GnnServe/CancelJob',
+            gnnserve_dot_v1_dot_gnnserve__pb2.CancelJobRequest.SerializeToString,
+            gnnserve_dot_v1_dot_gnnserve__pb2.CancelJobResponse.FromString,
             options,
             channel_credentials,
             insecure,

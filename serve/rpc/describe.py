@@ -8,6 +8,7 @@ from serve.obs.record import ServerRun
 from serve.pb import gnnserve_pb2, model_config_pb2
 from serve.pb import grpc_service_pb2 as pb
 from serve.server.api import GraphInfo, ModelEstimate, ModelInfo
+from serve.server.training.job_facts import JobStatus
 from serve.server.version_facts import VersionFacts
 
 PLATFORM = "pytorch_safetensors"
@@ -92,6 +93,18 @@ def estimate(found: ModelEstimate) -> gnnserve_pb2.EstimateResponse:
 def graph(found: GraphInfo) -> gnnserve_pb2.GraphFacts:
     """Copy a graph's facts field by field; both types use the same names."""
     return gnnserve_pb2.GraphFacts(**dataclasses.asdict(found))
+
+
+def job(found: JobStatus) -> gnnserve_pb2.JobFacts:
+    """Copy a job's facts field by field; both types use the same names."""
+    return gnnserve_pb2.JobFacts(**dataclasses.asdict(found))
+
+
+def seen_job(message: gnnserve_pb2.JobFacts) -> JobStatus:
+    """Return a job as a client knows it."""
+    return JobStatus(
+        **{one.name: getattr(message, one.name) for one in dataclasses.fields(JobStatus)}
+    )
 
 
 def versions(found: VersionFacts) -> gnnserve_pb2.ModelVersions:

@@ -13,6 +13,7 @@ from serve.rpc import describe
 from serve.rpc.graph_update import decode_change, parse_update
 from serve.rpc.parameters import parse_fanouts
 from serve.server.api import Inference
+from serve.server.training.job_facts import LEARNING_RATE, JobCall
 from serve.server.version_facts import VersionChange
 
 NAME = "gnnserve.v1.GnnServe"
@@ -120,6 +121,34 @@ class GnnServeService:
             change = VersionChange(roll_back=request.roll_back)
         found = self._engine.change_versions(request.model, change)
         return pb.ChangeVersionsResponse(model=describe.versions(found))
+
+    def SubmitJob(self, request: pb.SubmitJobRequest, _: object) -> pb.SubmitJobResponse:
+        """Have a model trained."""
+        call = JobCall(
+            request.model,
+            request.graph,
+            request.epochs,
+            request.learning_rate or LEARNING_RATE,
+            request.seed,
+            request.fresh,
+            request.priority,
+        )
+        return pb.SubmitJobResponse(job=describe.job(self._engine.training.submit(call)))
+
+    def ListJobs(self, _: pb.ListJobsRequest, __: object) -> pb.ListJobsResponse:
+        """List training jobs."""
+        return pb.ListJobsResponse(jobs=map(describe.job, self._engine.training.jobs()))
+
+    def WatchJob(self, request: pb.WatchJobRequest, _: object) -> pb.WatchJobResponse:
+        """Wait until a job has got on or has ended, for a few seconds at most."""
+        seen = describe.seen_job(request.seen) if request.HasField("seen") else None
+        return pb.WatchJobResponse(
+            job=describe.job(self._engine.training.watch(request.job_id, seen))
+        )
+
+    def CancelJob(self, request: pb.CancelJobRequest, _: object) -> pb.CancelJobResponse:
+        """End a job."""
+        return pb.CancelJobResponse(job=describe.job(self._engine.training.cancel(request.job_id)))
 
     def Report(self, request: pb.ReportRequest, _: object) -> pb.ReportResponse:
         """Return the QoS report."""

@@ -31,6 +31,7 @@ _ADMIN = (
     f"/{service.NAME}/RepositoryModelUnload",
     f"/{own.NAME}/UpdateGraph",
     f"/{own.NAME}/Report",
+    *(f"/{own.NAME}/{method}" for method in ("SubmitJob", "ListJobs", "WatchJob", "CancelJob")),
 )
 _OPEN = (
     STREAM_METHOD,

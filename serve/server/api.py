@@ -15,6 +15,7 @@ from serve.interface import Interface
 from serve.obs.record import RequestRecord
 from serve.server.load_turns import LoadCancellation
 from serve.server.regions import RegionPart
+from serve.server.training.job_facts import JobCall, JobStatus
 from serve.server.version_facts import VersionChange, VersionFacts
 from serve.typed_names import name_parts, typed_name
 from serve.wire.messages import WireOutput, WireRequest, WireTensor
@@ -263,8 +264,37 @@ class ModelEstimate:
     sample: SampleEstimate | None = None
 
 
+class Training(Protocol):
+    """Training beside requests, as transports see it. Any thread."""
+
+    def submit(self, call: JobCall) -> JobStatus:
+        """Have a model trained, and return the job.
+
+        Raises UnknownName, NotReady, InvalidInput, Mismatch for a server, model or graph that
+        cannot train, and QueueFull.
+        """
+        ...
+
+    def jobs(self) -> tuple[JobStatus, ...]:
+        """Return all jobs, oldest first, those that ended lately among them."""
+        ...
+
+    def watch(self, job_id: int, seen: JobStatus | None = None) -> JobStatus:
+        """Return the job once its epochs or state are not those seen, or after a few seconds.
+
+        Raises UnknownName.
+        """
+        ...
+
+    def cancel(self, job_id: int) -> JobStatus:
+        """End a job, unless it has ended, and return it; raises UnknownName."""
+        ...
+
+
 class Inference(Protocol):
     """The engine as transports see it. Every method may be called from any thread."""
+
+    training: Training
 
     @property
     def serving(self) -> bool:

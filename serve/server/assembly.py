@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from serve.config import Config
 from serve.core.events import LimitsChanged
+from serve.errors import ConfigError
 from serve.ipc.shared_pool import SharedPool
 from serve.models.cache import CalibrationCache
 from serve.obs.journal import JournalWriter
@@ -30,6 +31,7 @@ from serve.server.rollout import ModelRollout
 from serve.server.scheduling import scheduler_params
 from serve.server.shadows import Shadows
 from serve.server.table_offers import TableOffers
+from serve.server.training.trainer import Trainer
 from serve.server.versions import ModelVersions
 
 #: Blocks in the shared pool for each lane, of twice the largest message, as int32 edges are widened
@@ -61,6 +63,12 @@ class EngineParts:
     driver: Driver
     intake: Intake
     shadows: Shadows
+    trainer: Trainer
+
+    def begin_stop(self) -> None:
+        """Have what is done beside requests end."""
+        self.trainer.stop()
+        self.shadows.begin_stop()
 
     def take(self, config: Config) -> None:
         """Take the new values of a configuration that differs in reloadable keys only."""
@@ -78,7 +86,17 @@ def assemble(
     cache: CalibrationCache,
     journal: JournalWriter | None,
 ) -> EngineParts:
-    """Make all parts; nothing is started. `sink` gets the records of answered requests."""
+    """Make all parts; nothing is started. `sink` gets the records of answered requests.
+
+    Raises ConfigError when the device has nothing that training could take.
+    """
+    if config.training.workers and device.places:
+        raise ConfigError("training.workers: jobs train on processors only, this server has a GPU")
+    if config.training.memory_bytes >= device.budget_bytes:
+        raise ConfigError(
+            f"training.memory: {config.training.memory_bytes} bytes leave requests nothing of the"
+            f" device's {device.budget_bytes} (device.memory_budget)"
+        )
     lock = threading.Lock()
     most_bytes = max(2 * config.server.max_message_bytes, 64 << 20)
     shared = SharedPool(_STAGED_PER_LANE * len(device.lane_cores) * device.count * most_bytes)
@@ -114,8 +132,9 @@ def assemble(
         hot_budget_bytes=0 if graphs_count else device.budget_bytes,
     )
     node_requests = NodeRequests(graphs)
+    # What jobs may take is no part of what requests may.
     budget = TaskBudget(
-        device.budget_bytes,
+        device.budget_bytes - config.training.memory_bytes,
         pool.lane_ids_by_device,
         weights_bytes=lambda: rollout.weights_bytes,
         graphs_bytes=lambda: graphs.tables.hot_bytes + (graphs.held_bytes if graphs_count else 0),
@@ -156,7 +175,19 @@ def assemble(
         memory_taken=budget.memory_taken,
     )
     monitor = LaneMonitor(pool, catalogue, rollout.lane_models, lock, callbacks)
-    driver = Driver(params, pool, monitor, learner, records, lock=lock, journal=journal)
+    trainer = Trainer(
+        config.training,
+        config.path(config.training.folder),
+        catalogue,
+        graphs,
+        pool.trainers,
+        lock,
+        tell=lambda event: driver.handle_locked(event),
+        load=lambda name: rollout.load(name),
+    )
+    driver = Driver(
+        params, pool, monitor, learner, records, lock=lock, jobs=trainer, journal=journal
+    )
     infos = ModelInfos(
         catalogue, graphs_of=graphs.fitting, quarantine_reason=driver.quarantine_reason
     )
@@ -193,4 +224,5 @@ def assemble(
         driver=driver,
         intake=intake,
         shadows=shadows,
+        trainer=trainer,
     )

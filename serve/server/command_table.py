@@ -1,7 +1,7 @@
 """The scheduler's commands carried out on the lanes and tickets. Belongs to the driver's lock."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol, get_args
 
 from serve.core.commands import (
     AddLane,
@@ -20,18 +20,38 @@ from serve.core.commands import (
     SuspendTask,
 )
 from serve.core.events import Event, LaneSeen
+from serve.core.jobs.commands import JobCommand, PauseJob
+from serve.core.jobs.events import JobEvent
 from serve.server.accepted import AcceptedRequests
 from serve.server.lane_monitor import LaneMonitor
 from serve.server.lanes.pool import LanePool
 
-_TO_LANES = frozenset({LaunchTask, SuspendTask, ResumeTask, StopTask})
+#: A job gives its core back before a lane takes it.
+_TO_LANES = frozenset({PauseJob, LaunchTask, SuspendTask, ResumeTask, StopTask})
+
+
+class JobPort(Protocol):
+    """What carries out commands about training jobs; under the driver's lock."""
+
+    #: Jobs that train now.
+    running: int
+
+    def carry_out(self, command: JobCommand) -> JobEvent | None:
+        """Carry out a command without waiting; return an event that it caused at once."""
+        ...
+
+    def keep_off_lanes(self) -> None:
+        """Move jobs from cores on which lanes execute."""
+        ...
 
 
 class CommandTable:
     """What to do for each class of command. None of it blocks."""
 
-    def __init__(self, requests: AcceptedRequests, lanes: LaneMonitor, pool: LanePool) -> None:
-        self._requests, self._lanes, self._pool = requests, lanes, pool
+    def __init__(
+        self, requests: AcceptedRequests, lanes: LaneMonitor, pool: LanePool, jobs: JobPort
+    ) -> None:
+        self._requests, self._lanes, self._pool, self._jobs = requests, lanes, pool, jobs
         #: Events that commands caused at once.
         self._caused: list[Event] = []
         self._do: dict[type[Command], Callable[[Any], None]] = {
@@ -48,6 +68,7 @@ class CommandTable:
             RemoveLane: lambda command: lanes.remove(command.lane_id),
             RecycleLane: lambda command: lanes.recycle(command.lane_id),
             QuarantineModel: lambda command: lanes.quarantined(command.model, command.reason),
+            **dict.fromkeys(get_args(JobCommand), self._of_job),
         }
 
     def carry_out(self, commands: Sequence[Command]) -> Sequence[Event]:
@@ -58,10 +79,16 @@ class CommandTable:
             commands = sorted(commands, key=_comes_after_lanes)
         for command in commands:
             self._do[type(command)](command)
+        if self._jobs.running:
+            self._jobs.keep_off_lanes()
         if not self._caused:
             return ()
         caused, self._caused = self._caused, []
         return caused
+
+    def _of_job(self, command: JobCommand) -> None:
+        if (event := self._jobs.carry_out(command)) is not None:
+            self._caused.append(event)
 
     def _prepare(self, command: PrepareTask) -> None:
         if (prepared := self._requests[command.task_id].command_prepare()) is not None:

@@ -53,6 +53,7 @@ class Confining:
             yield str(beside(config.path(report.record)))
         for suffix in _BESIDE_DATABASE:
             yield f"{config.path(report.database)}{suffix}"
+        yield str(config.path(config.training.folder))
         yield from map(str, folders_of_others(config.path(config.models.repository), domain))
         # A lane gets its own folder in it, and none of other lanes'.
         if (folder := servers_folder()) is not None:

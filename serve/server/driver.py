@@ -25,13 +25,14 @@ from serve.core.events import (
     Tick,
 )
 from serve.core.fleet.fleet import make_scheduler
+from serve.core.jobs.events import JobsTick
 from serve.core.params import SchedulerParams
-from serve.core.types import Completed, Outcome, Sized, TaskId
+from serve.core.types import Completed, Nanos, Outcome, Sized, TaskId
 from serve.obs.journal import JournalWriter
 from serve.obs.record import RequestRecord
 from serve.server import clock
 from serve.server.accepted import AcceptedRequests
-from serve.server.command_table import CommandTable
+from serve.server.command_table import CommandTable, JobPort
 from serve.server.lane_monitor import LaneMonitor
 from serve.server.lanes.listener import PacketPort, Reports
 from serve.server.lanes.pool import LanePool
@@ -87,13 +88,14 @@ class Driver:
         records: RecordKeeper,
         *,
         lock: threading.Lock,
+        jobs: JobPort,
         journal: JournalWriter | None = None,
     ) -> None:
-        """`lock` is held for every step, and guards what `lanes` and `learner` know as well."""
+        """`lock` is held for every step, and guards what the other parts know as well."""
         self.scheduler = make_scheduler(params if journal is None else journal.begin(params))
         self.requests = AcceptedRequests()
         self.lanes = lanes
-        self._commands = CommandTable(self.requests, lanes, pool)
+        self._commands = CommandTable(self.requests, lanes, pool, jobs)
         self._pool = pool
         self._learner = learner
         self._records = records
@@ -170,6 +172,10 @@ class Driver:
         with self._lock:
             self._carry_out(event)
 
+    def handle_locked(self, event: Event) -> None:
+        """Give the scheduler an event and carry out its commands. Under the lock."""
+        self._carry_out(event)
+
     def unloaded(self, model: str) -> None:
         """Forget the quarantine of a model that is no longer served. Any thread."""
         self.handle(ModelUnloaded(model))
@@ -238,11 +244,18 @@ class Driver:
             self._carry_out(caused)
         if self.scheduler.drained:
             self._drained.set()
-        wakeup_ns = self.scheduler.next_wakeup()
+        wakeup_ns = self._wakeup_ns()
         if wakeup_ns is not None and (self._armed_ns is None or wakeup_ns < self._armed_ns):
             self._armed_ns = wakeup_ns
             if threading.get_ident() != self._thread.ident:
                 self._pool.wake()
+
+    def _wakeup_ns(self) -> Nanos | None:
+        """Return when the scheduler wants to be told the time, for requests or for jobs."""
+        wakeup_ns, jobs_ns = self.scheduler.next_wakeup(), self.scheduler.jobs_wake_ns
+        if jobs_ns is None or (wakeup_ns is not None and wakeup_ns <= jobs_ns):
+            return wakeup_ns
+        return jobs_ns
 
     # --- the driver's thread ------------------------------------------------------------------
 
@@ -323,7 +336,10 @@ class Driver:
         wakeup_ns = self.scheduler.next_wakeup()
         if wakeup_ns is not None and wakeup_ns <= now_ns:
             self._carry_out(Tick())
-            wakeup_ns = self.scheduler.next_wakeup()
+        jobs_ns = self.scheduler.jobs_wake_ns
+        if jobs_ns is not None and jobs_ns <= now_ns:
+            self._carry_out(JobsTick())
+        wakeup_ns = self._wakeup_ns()
         # An earlier wake-up is kept even when nobody needs it now: moving it with the deadline of
         # every lone request would wake this thread for each.
         armed_ns = self._armed_ns

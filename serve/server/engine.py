@@ -28,6 +28,7 @@ from serve.server.api import (
     InferResult,
     ModelEstimate,
     ModelInfo,
+    Training,
 )
 from serve.server.assembly import assemble
 from serve.server.device import Device
@@ -71,6 +72,7 @@ class Engine:
         self._graphs = parts.graphs
         self._intake = parts.intake
         self._records = parts.records
+        self.training: Training = parts.trainer
         #: For a front that stages requests itself.
         self.plain = PlainRequests(
             parts.catalogue,
@@ -89,8 +91,7 @@ class Engine:
         self._in_gaps = CalibrationsInGaps(
             lambda: parts.catalogue.entries, self._idle_s, parts.rollout.calibrations.complete
         )
-        self._leaving = self._draining = False
-        self._stopped = False
+        self._leaving = self._draining = self._stopped = False
 
     # --- life ---------------------------------------------------------------------------
 
@@ -152,6 +153,7 @@ class Engine:
         self.pool.calibrators.niceness = self._config.device.lane_niceness
         self._starting.go_on()
         self._in_gaps.start()
+        self._parts.trainer.start()
 
     def wait_loaded(self) -> None:
         """Wait until each model has loaded or has failed to; raises NotReady when told to stop."""
@@ -199,7 +201,7 @@ class Engine:
         self.interrupt()
         self._starting.close()
         self._in_gaps.stop()
-        self._parts.shadows.begin_stop()
+        self._parts.begin_stop()
         self.driver.stop()
         self._parts.shadows.stop()
         self._parts.lane_folders.stop()
@@ -334,7 +336,7 @@ class Engine:
         parts = self._parts
         return take_snapshot(
             parts.driver, parts.pool, parts.catalogue, parts.versions, parts.shadows, parts.graphs,
-            parts.lock, rows_dropped,
+            parts.trainer, parts.lock, rows_dropped,
         )  # fmt: skip
 
     def _idle_s(self) -> float:

@@ -8,6 +8,7 @@ from serve.server.driver import Driver
 from serve.server.graphs import GraphStore
 from serve.server.lanes.pool import LanePool
 from serve.server.shadows import Shadows
+from serve.server.training.trainer import Trainer
 from serve.server.versions import ModelVersions
 
 
@@ -18,6 +19,7 @@ def take_snapshot(
     versions: ModelVersions,
     shadows: Shadows,
     graphs: GraphStore,
+    trainer: Trainer,
     lock: threading.Lock,
     rows_dropped: int,
 ) -> EngineSnapshot:
@@ -68,4 +70,7 @@ def take_snapshot(
             },
             canaries_taken_back=dict(versions.taken_back_count),
             gathered_rows=graphs.tables.gathered_rows(),
+            training_jobs=trainer.counts(),
+            training_steps=trainer.steps,
+            training_paused_ns=trainer.paused_ns,
         )

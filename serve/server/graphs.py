@@ -174,7 +174,7 @@ class GraphStore:
         if config.dataset == "community":
             graph = community_graph()
             source = "the demo models' communities, generated, seed 0"
-            parts = GraphParts(len(graph.x), graph.edge_index, graph.x, source)
+            parts = GraphParts(len(graph.x), graph.edge_index, graph.x, source, graph.y)
             return held(config.name, parts, options, progress)
         if config.dataset == "academic":
             arrays = academic_graph(max(1, int(ACADEMIC_PAPERS * config.scale)))

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from serve.config import Config
+from serve.core.jobs.types import JobRules
 from serve.core.params import DeviceFacts, SchedulerParams
 from serve.core.types import Bytes, LaneId, Nanos, UnionEstimate
 from serve.server.device import Device
@@ -20,7 +21,7 @@ def scheduler_params(
     limit_bytes = None if device.lane_limit_bytes is None else Bytes(device.lane_limit_bytes)
     first, *more = (
         DeviceFacts(
-            budget_bytes=Bytes(device.budget_bytes),
+            budget_bytes=Bytes(device.budget_bytes - config.training.memory_bytes),
             lane_ids=lane_ids,
             parallelism=device.parallelism,
             can_suspend=device.can_suspend,
@@ -41,4 +42,10 @@ def scheduler_params(
         unions=union if chosen.merge else None,
         watched=True,
         run_limit_ns=config.server.max_run_ns,
+        jobs=JobRules(
+            workers=config.training.workers,
+            memory_bytes=Bytes(config.training.memory_bytes),
+            policy=config.training.policy,
+            slack=config.training.slack,
+        ),
     )

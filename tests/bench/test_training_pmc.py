@@ -1,10 +1,14 @@
 """Memory of training steps: the published closed form, and the traced estimate."""
 
+from functools import partial
+
 import pytest
 
 from bench.papers import training_pmc
 from bench.papers.closed_form import training_bytes
-from bench.papers.training_pmc import fit_step, inputs_of, published, random_graph, step_of
+from bench.papers.training_pmc import published, staged_bytes, step_of
+from serve.lane.measure.tracing import trace
+from serve.lane.training.measure import fit_step, made_up
 
 WIDTHS = [12, 64, 64, 5]
 
@@ -33,20 +37,21 @@ def test_a_traced_estimate_is_within_one_percent_of_larger_graphs(model):
     fit = fit_step(step, WIDTHS[0], WIDTHS[-1])
     assert fit.problem == ""
     for size in ((3000, 5000), (2000, 20_000)):
-        inputs = inputs_of(random_graph(*size), WIDTHS[0], WIDTHS[-1])
-        traced = step.trace(inputs, *size)
+        made = made_up(*size, WIDTHS[0], WIDTHS[-1])
+        traced = trace(partial(step.run, *made), step.module, *size)
         # A step gives back all that it took.
         assert sum(traced.sizes) == 0
-        staged = step.persistent_bytes() + sum(tensor.nbytes for tensor in inputs.values())
-        assert fit.tensor_bytes(*size) == pytest.approx(staged + traced.peak_bytes, rel=0.01)
-        assert staged + traced.peak_bytes <= 1.03 * fit.tensor_bytes(*size)
+        staged = step.persistent_bytes() + staged_bytes(made)
+        whole = staged + fit.peak_bytes(*size)
+        assert whole == pytest.approx(staged + traced.peak_bytes, rel=0.01)
+        assert traced.peak_bytes <= fit.step_bytes(*size)
 
 
 def test_the_state_of_adam_is_counted_and_gradients_are_not():
     step = step_of("gcn", WIDTHS)
     weights = sum(parameter.nbytes for parameter in step.module.parameters())
     assert step.persistent_bytes() == weights
-    step.run(inputs_of(random_graph(20, 30), WIDTHS[0], WIDTHS[-1]))
+    step.run(*made_up(20, 30, WIDTHS[0], WIDTHS[-1]))
     moments = step.persistent_bytes() - weights
     # Two moments, and a count of steps for each parameter.
     assert moments == 2 * weights + 4 * len(list(step.module.parameters()))

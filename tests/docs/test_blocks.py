@@ -36,6 +36,7 @@ TRIED = {
         "toml typed", "python typed", "sh import",
     },
     "docs/scheduling.md": {"python simulator"},
+    "docs/training.md": {"toml training", "sh training", "python training"},
     "docs/versions.md": {"sh versions", "toml versions"},
     "docs/serve-your-own-model.md": {
         "python file=models/mine/model.py", "python file=train.py",

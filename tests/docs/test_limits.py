@@ -15,6 +15,7 @@ from serve.rpc import native_front, stream, thread_pools
 from serve.rpc.call_threads import MAX_PARSED_BYTES
 from serve.rpc.refusals import FRONT_REASONS, REASONS
 from serve.server.regions import MAX_REGIONS
+from serve.server.training.trainer import MOST_JOBS
 from serve.wire import protobuf
 from tests.docs.pages import PAGES
 
@@ -36,6 +37,7 @@ FIXED = {
     "open `Watch`": thread_pools.MAX_WATCHERS,
     "open reflection": thread_pools.MAX_REFLECTIONS,
     "message of methods": MAX_PARSED_BYTES,
+    "training jobs": MOST_JOBS,
     "inputs of": protobuf.MOST_TENSORS,
     "outputs that": protobuf.MOST_TENSORS,
     "parameters": protobuf.MOST_PARAMETERS,

@@ -21,13 +21,14 @@ from serve.access.rules import ROLES
 from serve.access.tokens import Token, TokensFile, hash_of, read_tokens, write_tokens
 from serve.access.watching import FileWatcher
 from serve.config import ServerConfig
-from serve.errors import ConfigError, InvalidInput
+from serve.errors import ConfigError, InvalidInput, UnknownName
 from serve.native import front_lacks
 from serve.pb import POOL
 from serve.rpc import gnnserve_service as own
 from serve.rpc import service
 from serve.rpc.server import GrpcServer
 from serve.rpc.thread_pools import HEALTH
+from serve.server.api import InferCall
 from serve.server.regions import Regions
 from serve.wire.messages import INFER_METHOD, STREAM_METHOD, decode_stream_answer, encode_request
 from tests.access.support import CREDENTIALS, TENANT, TOKENS, callers_of, headers
@@ -69,6 +70,10 @@ OWN = {
     "Report": (OBSERVE, OK),
     "ListVersions": (OBSERVE, OK),
     "ChangeVersions": (ADMIN, NO_SUCH),
+    "SubmitJob": (ADMIN, NO_SUCH),
+    "ListJobs": (ADMIN, OK),
+    "WatchJob": (ADMIN, NO_SUCH),
+    "CancelJob": (ADMIN, NO_SUCH),
 }
 PROBES = {"Check": (FREE, OK), "Watch": (FREE, OK)}
 if "List" in health_pb2.DESCRIPTOR.services_by_name["Health"].methods_by_name:
@@ -118,6 +123,21 @@ class Graphless(FakeEngine):
 
     def unload(self, name, cancellation=None):
         self.model(name)
+
+    @property
+    def training(self):
+        return self
+
+    def submit(self, call):
+        return super().submit(call) if isinstance(call, InferCall) else self.model(call.model)
+
+    def jobs(self):
+        return ()
+
+    def watch(self, job_id, seen=None):
+        raise UnknownName(f"there is no job {job_id}")
+
+    cancel = watch
 
 
 def serving(callers, front="python", **options):

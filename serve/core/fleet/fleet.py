@@ -91,6 +91,11 @@ class Fleet:
         return min((wake_ns for wake_ns in wakes if wake_ns is not None), default=None)
 
     @property
+    def jobs_wake_ns(self) -> Nanos | None:
+        """See ``Scheduler.jobs_wake_ns``; no jobs train beside several devices."""
+        return None
+
+    @property
     def queued_count(self) -> int:
         """Accepted tasks not on a lane yet."""
         return sum(scheduler.queued_count for scheduler in self.devices)

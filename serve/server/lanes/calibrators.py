@@ -38,6 +38,14 @@ class Calibrator:
         self._channel.settimeout(_START_WAIT_S)
         self._handed_over = False
 
+    @property
+    def pid(self) -> int | None:
+        """Process id; None once it is reaped."""
+        try:
+            return self._process.pid
+        except ValueError:
+            return None
+
     def kill(self) -> None:
         """End the process and those it started; a waiting thread gets NotReady. Any thread."""
         if not self._handed_over:
@@ -91,8 +99,11 @@ class Calibrator:
         with suppress(ConnectionError):
             passing.send(self._channel, message)
 
-    def receive(self, timeout_s: float) -> FromLane:
-        """Return the next message; raises NotReady when the process died or takes too long."""
+    def receive(self, timeout_s: float | None) -> FromLane:
+        """Return the next message; raises NotReady when the process died or takes too long.
+
+        With None it may take any time, as a process that stands still does.
+        """
         self._channel.settimeout(timeout_s)
         try:
             packet = self._channel.recv(MAX_PACKET_BYTES)

@@ -29,6 +29,7 @@ from serve.server.lanes.process_state import look_at
 from serve.server.lanes.restarts import Started
 from serve.server.lanes.setups import LaneSetups
 from serve.server.lanes.successors import Successors
+from serve.server.lanes.trainers import Trainers
 
 _log = logging.getLogger(__name__)
 
@@ -81,9 +82,9 @@ class LanePool:
         for number, process in enumerate(self._processes):
             for cores in lane_cores if places else lane_cores[number : number + 1]:
                 self._make_lane(LaneId(len(self._lanes)), cores, process)
-        self._cores = sorted({core for cores in lane_cores for core in cores})
         self._listener = LaneListener(self._processes, self._start)
-        self.calibrators = Calibrators()
+        self.calibrators = calibrators = Calibrators()
+        self.trainers = Trainers(self._setups, self._processes, self._lanes, calibrators, shared)
         #: None where several lanes share a process.
         self.successors: Successors | None = None
         if not places:
@@ -325,16 +326,13 @@ class LanePool:
 
         With suspended tasks there are more lanes than cores, so lanes cannot own cores.
         """
-        taken = {other.core for other in self._lanes.values() if other.executes}
+        free = self.trainers.free_cores()
         lane.executes = True
-        if lane.core not in taken:
+        if not free or lane.core in free or lane.process.pid is None:
             return
-        free = next((core for core in self._cores if core not in taken), None)
-        if free is None or lane.process.pid is None:
-            return
-        lane.core = free
+        lane.core = free[0]
         with contextlib.suppress(ProcessLookupError):
-            os.sched_setaffinity(lane.process.pid, (free,))
+            os.sched_setaffinity(lane.process.pid, free[:1])
 
     def _start(self, process: LaneProcess) -> Started:
         """Start a process; return it with our ends of its lanes' channels, in their order."""

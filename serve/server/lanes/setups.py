@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from serve.ipc.setup import Confinement, LaneSetup
 from serve.ipc.shared_pool import SharedPool
+from serve.niceness import IDLE_CLASS
 from serve.server.lanes.lane_handle import LaneProcess
 
 
@@ -39,6 +40,17 @@ class LaneSetups:
             niceness=self._niceness,
             place=process.place,
             confinement=rules and rules(process.domain),
+        )
+
+    def of_trainer(self, process: LaneProcess, domain: str, folder: str) -> LaneSetup:
+        """Return the setup of a process that trains a model and writes to the folder."""
+        rules = self._confinement
+        return replace(
+            self.of(process, 0),
+            name="training",
+            cores=(),
+            niceness=IDLE_CLASS,
+            confinement=rules and rules(domain).for_training(folder),
         )
 
     def of_calibrator(

@@ -1,0 +1,64 @@
+"""What is told of a training job, and what one is asked for."""
+
+import math
+from dataclasses import dataclass
+
+from serve.errors import InvalidInput
+
+_MOST_EPOCHS = 10**6
+#: Of Adam.
+LEARNING_RATE = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class JobCall:
+    """Training that a client asks for."""
+
+    model: str
+    graph: str
+    epochs: int
+    learning_rate: float = LEARNING_RATE
+    seed: int = 0
+    #: From new weights, not from those of the version that answers.
+    fresh: bool = False
+    priority: int = 0
+
+    def check(self) -> None:
+        """Raise InvalidInput for a value out of bounds."""
+        if not 1 <= self.epochs <= _MOST_EPOCHS:
+            raise InvalidInput(f"epochs: {self.epochs} is not in 1..{_MOST_EPOCHS}")
+        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
+            raise InvalidInput(f"learning_rate: {self.learning_rate} is not above 0")
+        for name in ("seed", "priority"):
+            if not 0 <= getattr(self, name) < 1 << 31:
+                raise InvalidInput(f"{name}: {getattr(self, name)} is not in 0..2^31 - 1")
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """A job as it stands."""
+
+    job_id: int
+    model: str
+    graph: str
+    epochs: int
+    epochs_done: int
+    #: `queued`, `preparing`, `ready`, `running`, `paused`; `done`, `cancelled` or `failed`.
+    state: str
+    #: Of the last epoch that was told; 0 before.
+    loss: float
+    #: Mean time of an epoch lately, standing still not counted.
+    epoch_ns: int
+    #: Share of held-out nodes that are classified right, after the last epoch.
+    accuracy: float
+    #: Version that it was published as; 0 before.
+    version: int
+    #: Why it failed.
+    message: str
+    #: Memory that it holds, or will.
+    reserve_bytes: int
+
+    @property
+    def ended(self) -> bool:
+        """True when nothing follows."""
+        return self.state in ("done", "cancelled", "failed")

@@ -1,0 +1,119 @@
+"""What the threads of jobs do without the scheduler: they measure, train and publish.
+
+These functions wait for processes and disks, and hold no lock.
+"""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from serve.core.jobs.events import JobEvent, JobFailed, JobFinished, JobOverran, JobPrepared
+from serve.core.jobs.types import JobNeeds
+from serve.core.types import Bytes, Nanos
+from serve.errors import Mismatch, ServeError
+from serve.graphs.resident import ResidentGraph
+from serve.ipc.messages import JobSteps, JobStopped, JobTrained, MeasureStep, StepMeasured, TrainJob
+from serve.models.repository import ModelSpec, scan_model
+from serve.server.graphs import GraphStore
+from serve.server.lanes.calibrators import Calibrator
+from serve.server.lanes.trainers import Trainers
+from serve.server.training.held_job import HeldJob
+
+_log = logging.getLogger(__name__)
+
+#: Time for loading a model and measuring a step of it.
+_MEASURE_S = 600.0
+Said = StepMeasured | JobSteps | JobTrained | JobStopped
+
+
+def graph_for(name: str, spec: ModelSpec, graphs: GraphStore) -> ResidentGraph:
+    """Return the graph to train the model on; raises UnknownName or Mismatch."""
+    graph = graphs.get(name)
+    if not isinstance(graph, ResidentGraph):
+        raise Mismatch(f"graph '{name}' has several types of nodes: none is trained on")
+    if graph.labels is None:
+        raise Mismatch(f"graph '{name}' has no labels 'y' to train on")
+    if spec.interface is not None or spec.method != "forward":
+        raise Mismatch(
+            f"model '{spec.name}' declares its inputs or method; only models of x and edge_index"
+            " are trained"
+        )
+    return graph
+
+
+def measure(job: HeldJob, graphs: GraphStore, processes: Trainers) -> JobEvent:
+    """Keep the job's graph, and find what a step on it needs."""
+    spec, folder = job.spec, str(job.folder.path)
+    assert spec is not None
+    try:
+        job.folder.keep_graph(graph_for(job.file.graph, spec, graphs), job.file.seed)
+        with processes.start(spec.domain, folder) as process:
+            process.send(MeasureStep(spec, folder))
+            said = _heard(process, _MEASURE_S)
+    except (ServeError, OSError, EOFError) as error:
+        return JobFailed(job.job_id, str(error))
+    if not isinstance(said, StepMeasured):
+        return JobFailed(job.job_id, said.message if isinstance(said, JobStopped) else str(said))
+    job.needs = JobNeeds(
+        Bytes(said.held_bytes), Bytes(said.step_bytes), Nanos(max(1, said.step_ns))
+    )
+    return JobPrepared(job.job_id, job.needs)
+
+
+def train(
+    job: HeldJob,
+    process: Calibrator,
+    step_bytes: int,
+    checkpoint_s: float,
+    take_in: Callable[[JobSteps], None],
+) -> Said:
+    """Train in the process from the checkpoint on; returns its last word.
+
+    Raises NotReady when it dies.
+    """
+    spec, file = job.spec, job.file
+    assert spec is not None
+    _log.info("job %d: process %s trains", job.job_id, process.pid)
+    process.send(
+        TrainJob(
+            spec, str(job.folder.path), file.epochs, file.learning_rate, file.seed, file.fresh,
+            step_bytes, checkpoint_s,
+        )
+    )  # fmt: skip
+    while isinstance(said := _heard(process, None), JobSteps):
+        take_in(said)
+    return said
+
+
+def finish(job: HeldJob, said: Said, load: Callable[[str], object]) -> JobEvent:
+    """Return what comes of the process's last word: trained weights are published.
+
+    Raises OSError when they cannot be written.
+    """
+    spec = job.spec
+    assert spec is not None
+    if isinstance(said, JobStopped):
+        overran = said.reason == "out_of_memory"
+        return (JobOverran if overran else JobFailed)(job.job_id, said.message)
+    assert isinstance(said, JobTrained)
+    job.accuracy = said.accuracy
+    if not job.version:
+        found = scan_model(Path(spec.folder).parent, spec.name)
+        job.version = 1 + max(one.version or 0 for one in found)
+        # Known before it is there: a server that starts again publishes it once.
+        job.folder.keep(job.as_file())
+    job.folder.publish(Path(spec.folder), job.version)
+    try:
+        load(spec.name)
+    except ServeError as error:
+        where = f"written as version {job.version} of model '{spec.name}'"
+        return JobFailed(job.job_id, f"trained and {where}, which does not load: {error}")
+    return JobFinished(job.job_id)
+
+
+def _heard(process: Calibrator, timeout_s: float | None) -> Said:
+    """Return the next word about a job; raises NotReady when the process ended."""
+    while True:
+        said = process.receive(timeout_s)
+        if isinstance(said, StepMeasured | JobSteps | JobTrained | JobStopped):
+            return said

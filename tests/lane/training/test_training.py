@@ -1,0 +1,142 @@
+"""A training process's work, done here: it goes on from its checkpoint as if nothing had been."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from torch_geometric.nn import GCNConv
+
+from serve.graphs.load import GraphParts, OpenOptions, held
+from serve.ipc.messages import JobSteps, JobStopped, JobTrained, MeasureStep, StepMeasured, TrainJob
+from serve.lane.training import job as training
+from serve.lane.training.checkpoint import load_checkpoint, save_checkpoint
+from serve.lane.training.step import TrainingGraph, TrainStep
+from serve.models.community import community_graph
+from serve.models.repository import find
+from serve.server.training.job_folder import JobFolder
+
+REPOSITORY = Path(__file__).parents[3] / "configs" / "models"
+
+
+class Dropping(nn.Module):
+    """A model whose steps depend on random numbers and that has a buffer which steps change."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = GCNConv(32, 16), GCNConv(16, 5)
+        self.norm = nn.BatchNorm1d(16)
+
+    def forward(self, x, edge_index):
+        hidden = self.norm(self.first(x, edge_index)).relu()
+        return self.second(nn.functional.dropout(hidden, 0.5, self.training), edge_index)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A job's folder with the graph of the demo models."""
+    path = tmp_path_factory.mktemp("job")
+    made = community_graph()
+    parts = GraphParts(len(made.x), made.edge_index, made.x, "made", made.y)
+    graph = held("community", parts, OpenOptions(), lambda step, share: None)
+    JobFolder(path).keep_graph(graph, seed=3)
+    return path
+
+
+def steps_of():
+    torch.manual_seed(5)
+    return TrainStep(Dropping(), ("x", "edge_index"), 0.01)
+
+
+def go(step, graph, count):
+    return [float(step.run(graph.inputs, graph.rows, graph.labels)) for _ in range(count)]
+
+
+def test_the_graph_is_split_in_halves_and_kept_as_it_was(folder):
+    graph = TrainingGraph.read(folder / "graph.safetensors")
+    made = community_graph()
+    assert len(graph.rows) == len(graph.held_out) == 1000
+    assert not np.intersect1d(graph.rows, graph.held_out).size
+    assert np.array_equal(graph.labels, made.y[graph.rows])
+    assert np.array_equal(graph.inputs["x"], made.x)
+    given = {tuple(edge) for edge in made.edge_index.T.tolist()}
+    assert {tuple(edge) for edge in graph.inputs["edge_index"].T.tolist()} == given
+
+
+def test_steps_after_a_checkpoint_are_those_without_one(folder, tmp_path):
+    graph = TrainingGraph.read(folder / "graph.safetensors")
+    whole = steps_of()
+    losses = go(whole, graph, 12)
+    assert losses[-1] < losses[0]
+    first = steps_of()
+    assert go(first, graph, 7) == losses[:7]
+    path = tmp_path / "checkpoint.safetensors"
+    save_checkpoint(path, first, 7)
+    torch.manual_seed(99)  # another process
+    second = TrainStep(Dropping(), ("x", "edge_index"), 0.01)
+    assert load_checkpoint(path, second) == 7
+    assert go(second, graph, 5) == losses[7:]
+    state = whole.module.state_dict()
+    for name, tensor in second.module.state_dict().items():
+        assert torch.equal(tensor, state[name])
+    assert JobFolder(tmp_path).steps_kept() == 7
+
+
+def test_judging_leaves_no_trace(folder):
+    graph = TrainingGraph.read(folder / "graph.safetensors")
+    judged, other = steps_of(), steps_of()
+    torch.manual_seed(1)
+    losses = go(other, graph, 3)
+    torch.manual_seed(1)
+    found = []
+    for _ in range(3):
+        found += go(judged, graph, 1)
+        assert 0 <= judged.accuracy(graph) <= 1
+    assert found == losses
+
+
+def message(folder, **fields):
+    given = {
+        "steps": 30, "learning_rate": 0.01, "seed": 0, "fresh": True, "step_bytes": 1 << 30,
+        "checkpoint_s": 60.0,
+    } | fields  # fmt: skip
+    return TrainJob(find(REPOSITORY, "gcn"), str(folder), **given)
+
+
+def test_a_job_is_measured_and_trained(folder):
+    needs = training.measure_step(MeasureStep(find(REPOSITORY, "gcn"), str(folder)), None)
+    assert isinstance(needs, StepMeasured)
+    graph = TrainingGraph.read(folder / "graph.safetensors")
+    assert needs.held_bytes > graph.nbytes
+    assert needs.step_bytes > 4 * 64 * graph.size[0]
+    said = []
+    end = training.train(message(folder), None, said.append)
+    assert isinstance(end, JobTrained)
+    assert end.accuracy > 0.8
+    assert all(isinstance(word, JobSteps) for word in said)
+    assert said[-1].steps == said[-1].kept_steps == 30
+    assert (
+        load_file(folder / "weights.safetensors").keys()
+        == load_file(REPOSITORY / "gcn" / "1" / "weights.safetensors").keys()
+    )
+    # All steps are in the checkpoint: once more is no work, and the same weights.
+    before = (folder / "weights.safetensors").read_bytes()
+    assert training.train(message(folder), None, said.append) == end
+    assert (folder / "weights.safetensors").read_bytes() == before
+
+
+def test_weights_of_the_model_are_where_it_starts(folder, tmp_path):
+    (tmp_path / "graph.safetensors").symlink_to(folder / "graph.safetensors")
+    said = []
+    end = training.train(message(tmp_path, fresh=False, steps=1), None, said.append)
+    assert end.accuracy > 0.95
+    assert said[-1].loss < 0.3
+
+
+def test_what_cannot_be_trained_is_told(folder, tmp_path):
+    end = training.train(message(tmp_path), None, print)
+    assert isinstance(end, JobStopped)
+    assert end.reason == "error"
+    assert "graph.safetensors" in end.message
