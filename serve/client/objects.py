@@ -165,7 +165,7 @@ class _Model:
             if of and of not in types:
                 self._refuse(f"takes '{name}'; this HeteroData has the types {', '.join(types)}")
             key: Any = tuple(of.split(_TO)) if _TO in of else of
-            value = data[key].get(attribute) if of else getattr(data, attribute, None)
+            value = data[key].get(attribute) if of else _of_one_type(data, attribute)
             if value is None and name in self._optional:
                 continue
             if value is None:
@@ -211,6 +211,15 @@ def _checked(name: str, array: Array) -> Array:
             f"tensor '{name}': shape {list(array.shape)}; PyG's is [2, E]: send edge_index.t()"
         )
     return array
+
+
+def _of_one_type(data: Any, attribute: str) -> Any:
+    """Return an attribute of a HeteroData: its own, or else that of the only type that has it."""
+    found = getattr(data, attribute, None)
+    if found is None:
+        every = [each for store in data.stores if (each := store.get(attribute)) is not None]
+        found = every[0] if len(every) == 1 else None
+    return found
 
 
 def _graph_nodes(data: Any) -> tuple[int, ...] | None:

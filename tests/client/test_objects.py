@@ -44,6 +44,14 @@ LINK = model("link", **GRAPH, edge_label_index=("INT64", 2))
 STATE = model("state", optional=("h",), **GRAPH, h=("FP32", 2))
 BRAIN = model("brain", x=("BF16", 2))
 WRITES = "author__writes__paper"
+LINKS = model(
+    "links",
+    **{
+        "x.author": ("FP32", 2),
+        f"edge_index.{WRITES}": ("INT64", 2),
+        "edge_label_index": ("INT64", 2),
+    },
+)
 HGT = model(
     "hgt",
     **{
@@ -68,6 +76,13 @@ def hetero(**left_out):
     graph["author"].x = X
     graph["paper"].x = X[:1]
     graph["author", "writes", "paper"].edge_index = EDGES
+    return graph
+
+
+def hetero_links(*more):
+    graph = hetero()
+    for kind in ("writes", *more):
+        graph["author", kind, "paper"].edge_label_index = EDGES
     return graph
 
 
@@ -162,6 +177,15 @@ SENDS = {
             "x.author": X_SENT,
             "x.paper": ("float32", (1, 2)),
             f"edge_index.{WRITES}": ("int32", (2, 2)),
+        },
+    ),
+    "an attribute that one type of edges has": (
+        LINKS,
+        lambda: hetero_links(),
+        {
+            "x.author": X_SENT,
+            f"edge_index.{WRITES}": ("int32", (2, 2)),
+            "edge_label_index": ("int64", (2, 2)),
         },
     ),
     "a list of HeteroData": (
@@ -283,6 +307,11 @@ REFUSED = {
         hetero,
         f"model 'types' takes 'edge_attr.{WRITES}'; data[('author', 'writes', 'paper')] has no"
         " 'edge_attr'",
+    ),
+    "an attribute that two types of edges have": (
+        LINKS,
+        lambda: hetero_links("cites"),
+        "model 'links' takes 'edge_label_index'; data has no 'edge_label_index'",
     ),
     "an empty list": (
         GIN,
