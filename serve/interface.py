@@ -95,6 +95,8 @@ class InputSlot(TensorSlot):
     #: Values lie in [low, high). Integers outside are refused; floats are only drawn from there.
     low: float | None = None
     high: float | None = None
+    #: The range of each column, where integers of different columns have different ones.
+    columns: tuple[tuple[int, int], ...] = ()
 
     @property
     def is_links(self) -> bool:

@@ -52,6 +52,11 @@ class Entry:
     short: bool = False
 
 
+def _listed(numbers: Sequence[int]) -> str:
+    """Return a list of TOML without spaces."""
+    return f"[{','.join(map(str, numbers))}]"
+
+
 def graph(features: int, *more: str) -> tuple[str, ...]:
     return (*(line.format(features=features) for line in _GRAPH), *more)
 
@@ -88,6 +93,16 @@ GALLERY = {
             "x INT64 [N, 3] low=0 high=20",
             "edge_index INT64 [2, E] index=N",
             "edge_attr INT64 [E] low=0 high=5",
+            _BATCH,
+        ),
+        ("y FP32 [G, 1]",),
+    ),
+    "ogb": Entry(
+        "Ogb",
+        (
+            f"x INT64 [N, 9] high={_listed(models.ATOMS)}",
+            "edge_index INT64 [2, E] index=N",
+            f"edge_attr INT64 [E, 3] high={_listed(models.BONDS)}",
             _BATCH,
         ),
         ("y FP32 [G, 1]",),

@@ -18,6 +18,7 @@ from torch_geometric.nn import (
     SchNet,
     TransformerConv,
     global_add_pool,
+    global_mean_pool,
     to_hetero,
 )
 
@@ -79,6 +80,26 @@ class Molecules(nn.Module):
         h = sum(atom(x[:, i]) for i, atom in enumerate(self.atoms))
         h = self.conv(h, edge_index, self.bonds(edge_attr))
         return self.head(global_add_pool(h, batch))
+
+
+#: Values of OGB's features of atoms and of bonds, each column with its own number of them.
+ATOMS, BONDS = (119, 5, 12, 12, 10, 6, 6, 2, 2), (5, 6, 2)
+
+
+class Ogb(nn.Module):
+    """A network over molecules with the encoders that OGB's examples have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.atoms = nn.ModuleList(nn.Embedding(values, 16) for values in ATOMS)
+        self.bonds = nn.ModuleList(nn.Embedding(values, 16) for values in BONDS)
+        self.conv = GINEConv(nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16)))
+        self.head = nn.Linear(16, 1)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor, batch: Tensor) -> Any:
+        h = sum(atom(x[:, i]) for i, atom in enumerate(self.atoms))
+        bonds = sum(bond(edge_attr[:, i]) for i, bond in enumerate(self.bonds))
+        return self.head(global_mean_pool(self.conv(h, edge_index, bonds), batch))
 
 
 class Gine(nn.Module):

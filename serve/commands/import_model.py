@@ -337,7 +337,9 @@ def _arguments(found: Imported) -> list[str]:
 
 
 def _lowest(slot: InputSlot) -> str:
-    """Return the least value that the input may have, exactly, as source code."""
+    """Return the least value that the input may have, exactly, as source code, or its columns."""
+    if slot.columns:
+        return str([low for low, _ in slot.columns])
     low = slot.low or 0
     return str(int(low)) if low == int(low) else repr(low)
 

@@ -84,6 +84,9 @@ def declared_inputs(
         elif is_float(slot.datatype):
             low, high = slot.bounds
             found = low + (high - low) * rng.random(shape)
+        elif slot.columns:
+            parts = [drawn(low, high, shape[:-1]) for low, high in slot.columns]
+            found = np.stack(parts, axis=-1)
         else:
             low, high = slot.bounds
             found = drawn(int(low), int(high), shape)

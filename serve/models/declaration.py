@@ -1,7 +1,7 @@
 """`[[model.input]]` and `[[model.output]]` of a config.toml, and what is wrong with them."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -43,9 +43,21 @@ class InputSection(Section, frozen=True):
     optional: bool = False
     #: Value of all entries when a request leaves it out.
     default: float | None = None
-    #: Values lie in [low, high).
-    low: float | None = None
-    high: float | None = None
+    #: Values lie in [low, high); a list gives each column its own.
+    low: float | tuple[int, ...] | None = None
+    high: float | tuple[int, ...] | None = None
+
+    @property
+    def columns(self) -> tuple[tuple[int, int], ...]:
+        """Range of each column, as far as both ends are told; empty when all have one."""
+        if not (isinstance(self.low, tuple) or isinstance(self.high, tuple)):
+            return ()
+        many = max(len(end) for end in (self.low, self.high) if isinstance(end, tuple))
+        lows, highs = (
+            end if isinstance(end, tuple) else (int(end or 0),) * many
+            for end in (self.low, self.high)
+        )
+        return tuple(zip(lows, highs, strict=False))
 
 
 def interface_of(
@@ -54,7 +66,10 @@ def interface_of(
     """Return the declared inputs and outputs; raises ConfigError naming `path` and every fault."""
     slots = tuple(map(_input_slot, inputs))
     told = tuple(TensorSlot(one.name, one.dtype, one.shape) for one in outputs)
-    faults = [*_faults(slots, told)]
+    faults = [
+        *_faults(slots, told),
+        *(f"model.input '{one.name}': {fault}" for one in inputs for fault in _column_faults(one)),
+    ]
     if faults:
         raise ConfigError("\n".join(f"{path}: {fault}" for fault in faults))
     return Interface(slots, told)
@@ -66,12 +81,42 @@ def _input_slot(section: InputSection) -> InputSlot:
     optional = section.optional or section.default is not None
     return InputSlot(
         **{
-            **{key: given[key] for key in ("name", "shape", "default", "low", "high")},
+            **{key: given[key] for key in ("name", "shape", "default")},
+            "low": _end(section.low, min),
+            "high": _end(section.high, max),
+            "columns": section.columns,
             "datatype": section.dtype,
             "index": index,
             "optional": optional,
         }
     )
+
+
+def _end(
+    told: float | tuple[int, ...] | None, of_all: Callable[[tuple[int, ...]], int]
+) -> float | None:
+    """Return an end of the range that holds the values of all columns."""
+    if isinstance(told, tuple):
+        return of_all(told) if told else None
+    return told
+
+
+def _column_faults(section: InputSection) -> Iterator[str]:
+    """Yield what is wrong with ranges that are lists."""
+    last = section.shape[-1] if len(section.shape) > 1 else None
+    width = last if isinstance(last, int) else None
+    for key, told in (("low", section.low), ("high", section.high)):
+        if not isinstance(told, tuple):
+            continue
+        if section.dtype not in DTYPES or is_float(section.dtype) or section.dtype == "BOOL":
+            yield f"{key}: only integers have a range for each column, not {section.dtype}"
+        elif len(told) != width:
+            yield (
+                f"{key}: {len(told)} numbers for {width or 'no'} columns; give one, or one for each"
+            )
+    for column, (low, high) in enumerate(section.columns):
+        if low >= high:
+            yield f"column {column}: low {low} is not below high {high}"
 
 
 def _faults(inputs: Sequence[InputSlot], outputs: Sequence[TensorSlot]) -> Iterator[str]:
@@ -129,8 +174,9 @@ def _input_faults(slot: InputSlot) -> Iterator[str]:
     if not low < high:
         yield f"low {low:g} is not below high {high:g}"
     default = slot.default
-    if default is not None and not slot.index and integer and not low <= default < high:
-        yield f"default {default:g} is outside [{low:g}, {high:g})"
+    for low, high in slot.columns or (slot.bounds,):
+        if default is not None and not slot.index and integer and not low <= default < high:
+            yield f"default {default:g} is outside [{low:g}, {high:g})"
 
 
 def _symbol_faults(inputs: Sequence[InputSlot], outputs: Sequence[TensorSlot]) -> Iterator[str]:

@@ -145,6 +145,7 @@ class DeclaredInputs(CountedInputs, LaidOutInputs):
         elif not is_float(slot.datatype):
             low, high = (int(bound) for bound in slot.bounds)
             _check_range(slot.name, target, low, high, f"it must be in [{low}, {high})")
+            _check_columns(slot, target)
         elif self._check_finite:
             _check_finite(slot.name, target)
         return target
@@ -253,6 +254,21 @@ def _check_range(
     raise InvalidInput(
         f"input '{name}' [{', '.join(map(str, place))}] is {values.reshape(-1)[flat]}; {rule}"
     )
+
+
+def _check_columns(slot: InputSlot, values: _Array) -> None:
+    """Raise InvalidInput for the first value outside its column's range, where each has one."""
+    if not slot.columns:
+        return
+    lows, highs = np.array(slot.columns, np.int64).T
+    wrong = (values < lows) | (values >= highs)
+    if wrong.any():
+        place = tuple(int(i) for i in np.unravel_index(int(wrong.argmax()), values.shape))
+        low, high = slot.columns[place[-1]]
+        raise InvalidInput(
+            f"input '{slot.name}' [{', '.join(map(str, place))}] is {values[place]}; in this column"
+            f" it must be in [{low}, {high})"
+        )
 
 
 def _check_finite(name: str, values: _Array) -> None:

@@ -141,8 +141,10 @@ def _alike(one: ModelEntry, other: ModelEntry) -> bool:
 
 def _describe(entry: ModelEntry, token: int) -> PlainModel | None:
     """Return what the front must know; None for a model that it cannot serve by itself."""
-    if entry.spec.interface is not None:
-        return _declared(entry.spec.interface, token, entry.estimator.counts_pairs)
+    if (interface := entry.spec.interface) is not None:
+        if any(slot.columns for slot in interface.inputs):
+            return None
+        return _declared(interface, token, entry.estimator.counts_pairs)
     signature = entry.signature
     inputs = [INPUTS[name] for name in entry.spec.inputs]
     has_edges = any(each.per[0] == "E" for each in inputs)

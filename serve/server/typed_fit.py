@@ -90,6 +90,8 @@ def _column_fault(slot: InputSlot, snapshot: TypedSnapshot) -> str:
     wanted = (slot.symbols[0] if slot.symbols else -1, *column.shape)
     if slot.shape != wanted or not np.can_cast(column.dtype, slot.dtype, "safe"):
         return f"has {column.dtype} {['N', *column.shape]}, not {slot.dtype} {list(slot.shape)}"
+    if slot.columns:
+        return "cannot give it: its columns have ranges of their own, which held graphs lack"
     if not is_float(slot.datatype) and slot.datatype != "BOOL":
         low, high = column.bounds
         least, beyond = slot.bounds

@@ -8,7 +8,7 @@ from safetensors.numpy import save_file
 
 from serve.errors import ConfigError, InvalidInput
 from serve.interface import Interface, interface_json
-from serve.models.declaration import interface_of
+from serve.models.declaration import InputSection, OutputSection, interface_of
 from serve.models.model_config import read_settings
 from serve.models.repository import find
 
@@ -54,6 +54,27 @@ def test_a_declaration_is_read_whole(read, tmp_path):
     assert msgspec.json.decode(interface_json(interface), type=Interface) == interface
 
 
+ATOMS = {"name": "atoms", "dtype": "INT64", "shape": ["N", 3], "high": [119, 5, 12]}
+
+
+def test_integers_of_each_column_may_have_a_range_of_their_own(read):
+    read([ATOMS, EDGES, ATOMS | {"name": "more", "low": [1, -2, 0], "high": 7}], [OUT])
+
+
+@pytest.mark.parametrize(
+    ("table", "bounds", "columns"),
+    [
+        (ATOMS, (0, 119), ((0, 119), (0, 5), (0, 12))),
+        (ATOMS | {"low": [1, -2, 0], "high": 7}, (-2, 7), ((1, 7), (-2, 7), (0, 7))),
+        (ATOMS | {"high": 7}, (0, 7), ()),
+    ],
+)
+def test_ranges_of_columns_are_within_that_of_all(table, bounds, columns):
+    one = msgspec.convert(table, InputSection)
+    (slot,) = interface_of([one], [msgspec.convert(OUT, OutputSection)], "m").inputs
+    assert (slot.bounds, slot.columns) == (bounds, columns)
+
+
 def less(table, *keys):
     return {key: value for key, value in table.items() if key not in keys}
 
@@ -63,6 +84,13 @@ def less(table, *keys):
     [
         ([X | {"dtype": "FLOAT"}], [OUT], r"model\.input 'x': dtype: unknown 'FLOAT'; known: FP32"),
         ([X, X], [OUT], r"model\.input 'x': the name is given twice"),
+        ([ATOMS | {"high": [9, 5]}], [OUT], "high: 2 numbers for 3 columns; give one, or one for"),
+        ([ATOMS | {"shape": ["N"]}], [OUT], "high: 3 numbers for no columns"),
+        ([ATOMS | {"shape": [3, "N"]}], [OUT], "high: 3 numbers for no columns"),
+        ([ATOMS | {"high": [9, 0, 5]}], [OUT], "'atoms': column 1: low 0 is not below high 0"),
+        ([ATOMS | {"high": []}], [OUT], "high: 0 numbers for 3 columns"),
+        ([ATOMS | {"default": 9}], [OUT], r"default 9 is outside \[0, 5\)"),
+        ([X | {"high": [1, 2, 3, 4]}], [OUT], "high: only integers have a range for each column"),
         ([X, less(EDGES, "index")], [OUT], "'edge_index': its values are unknown: give index"),
         ([X, EDGES | {"index": "M"}], [OUT], "no input's shape binds 'M', and only a vector"),
         ([X, EDGES | {"index": ["N", "M"]}], [OUT], "index: no input's shape binds 'M'"),

@@ -29,7 +29,7 @@ def kinds_alone(probe: ModelProbe, counts: tuple[int, ...]) -> Alone:
     found: Alone = []
     worst: dict[str, int] = {}
     for slot in () if interface is None else interface.inputs:
-        if not slot.is_kind or slot.num_kinds < 2:
+        if not slot.is_kind or slot.num_kinds < 2 or slot.columns:
             continue
         of_slot = list(_traces(probe, counts, [{slot.name: value} for value in _values(slot)]))
         found += of_slot
