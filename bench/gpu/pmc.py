@@ -24,7 +24,8 @@ from serve.estimate.estimator import ModelEstimator, Overhead
 from serve.graphs.pool import GraphPool
 from serve.lane.cuda.arena import ALIGNMENT_BYTES
 from serve.lane.cuda.placed_model import ArenaSite, PlacedModel, load_on
-from serve.lane.measure.memory import Allocator, measure_memory
+from serve.lane.measure.allocator import Allocator
+from serve.lane.measure.memory import measure_memory
 from serve.lane.measure.probe_signature import probe_signature
 from serve.lane.measure.where_measured import Processor
 from serve.models.repository import find

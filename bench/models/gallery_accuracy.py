@@ -27,8 +27,8 @@ from bench.kit.random_requests import random_requests
 from bench.kit.script import Script, Table
 from serve.estimate import ModelEstimator, Overhead
 from serve.lane.executors import CannotRun, with_executor
+from serve.lane.measure.allocator import Allocator
 from serve.lane.measure.calibrate import calibrate
-from serve.lane.measure.memory import Allocator
 from serve.lane.measure.probe_signature import probe_signature
 from serve.native import Meter
 

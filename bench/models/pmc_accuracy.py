@@ -38,7 +38,8 @@ from serve.estimate.estimator import SAFETY_FACTOR
 from serve.graphs.datasets import TABLE_4, Dataset, load_dataset
 from serve.graphs.subgraphs import subgraphs
 from serve.lane.executors import EXECUTORS, CannotRun
-from serve.lane.measure.memory import Allocator, measure_memory
+from serve.lane.measure.allocator import Allocator
+from serve.lane.measure.memory import measure_memory
 from serve.lane.measure.probe_graphs import Shape, probe_graph
 from serve.lane.models.loader import LoadedModel
 from serve.models.model_signature import Signature

@@ -27,8 +27,8 @@ from serve.estimate import ModelEstimator, Overhead
 from serve.graphs.datasets import load_dataset
 from serve.graphs.subgraphs import subgraphs
 from serve.lane.executors import with_executor
+from serve.lane.measure.allocator import Allocator
 from serve.lane.measure.calibrate import calibrate
-from serve.lane.measure.memory import Allocator
 from serve.lane.measure.probe_graphs import Shape, probe_graph
 from serve.lane.models.loader import LoadedModel
 from serve.workload import MODELS

@@ -13,8 +13,9 @@ from serve.errors import ModelError
 from serve.estimate import Calibration, ModelEstimator, Overhead
 from serve.estimate.calibration import Ramp, TimeFit
 from serve.interface import InputSlot, Interface, TensorSlot
+from serve.lane.measure.allocator import Allocator
 from serve.lane.measure.calibrate import calibrate
-from serve.lane.measure.memory import Allocator, measure_memory
+from serve.lane.measure.memory import measure_memory
 from serve.lane.measure.probe_graphs import Shape, declared_graph, probe_graph
 from serve.lane.measure.tracing import trace
 from tests.metered import run_metered
@@ -176,7 +177,8 @@ def metered():
     return run_metered("""
         import json, random, torch
         from bench.kit.architectures import load
-        from serve.lane.measure.memory import Allocator, measure_memory
+        from serve.lane.measure.allocator import Allocator
+        from serve.lane.measure.memory import measure_memory
         from serve.lane.executors import with_executor
         from serve.lane.measure.probe_graphs import Shape, probe_graph
         from serve.native import Meter

@@ -14,7 +14,8 @@ from serve.estimate.calibration import (
     Calibration,
 )
 from serve.lane import clock
-from serve.lane.measure.memory import UNMETERED, Allocator, measure_memory
+from serve.lane.measure.allocator import UNMETERED, Allocator
+from serve.lane.measure.memory import measure_memory
 from serve.lane.measure.probe import ModelProbe
 from serve.lane.measure.timing import measure_time
 from serve.lane.measure.where_measured import Processor, Site
@@ -56,7 +57,7 @@ def calibrate(
         _log.warning("model %s: %s", loaded.spec.key, memory.warning)
     tell("time", 0.2)
     stop_at_ns = max(stop_at_ns, clock.now_ns() + budget_ns // 2)
-    probe = ModelProbe(loaded, signature, site)
+    probe = ModelProbe(loaded, signature, site, limited=allocator.limited)
     timed = measure_time(probe, memory, max_bytes, stop_at_ns, tell, allocator.expect)
     tell("done", 1.0)
     return Calibration(

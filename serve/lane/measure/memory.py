@@ -24,10 +24,11 @@ from serve.estimate.memory import (
     peak_at,
     upper_hull,
 )
+from serve.lane.measure.allocator import UNMETERED, Allocator, TooLarge
 from serve.lane.measure.kinds import Held, measure_kinds
 from serve.lane.measure.one_kind import Alone, kinds_alone
 from serve.lane.measure.pairs import curve_with_pairs
-from serve.lane.measure.probe import ModelProbe, Need, Run, need_for
+from serve.lane.measure.probe import ModelProbe, Need, need_for
 from serve.lane.measure.probe_graphs import OneKind, Shape, counts_for, varied
 from serve.lane.measure.timing import SMALLEST_NODES
 from serve.lane.measure.where_measured import Processor, Site
@@ -69,20 +70,6 @@ _HELD_FACTORS = (5, 500)
 _MANY_NODES = 1_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class Allocator:
-    """Treatment of the allocator around each run, which must be that of a lane."""
-
-    #: Runs a forward pass and returns its peak of held bytes, tensors and kernels' scratch space.
-    #: None without a meter; the scratch space then counts as nothing.
-    held_by: Callable[[Run], int] | None = None
-    #: Called before a run with the bytes that it will need.
-    expect: Callable[[int], None] = lambda need_bytes: None
-
-
-UNMETERED = Allocator()
-
-
 def measure_memory(
     loaded: LoadedModel,
     signature: Signature,
@@ -96,7 +83,7 @@ def measure_memory(
 
     The arguments are those of ``calibrate``.
     """
-    probe = ModelProbe(loaded, signature, site or Processor(), trial)
+    probe = ModelProbe(loaded, signature, site or Processor(), trial, allocator.limited)
     inputs = probe.input_bytes()
     _run_once(probe)
     traced, traced_large = varied(loaded.spec, _TRACED), varied(loaded.spec, _TRACED_LARGE)
@@ -106,7 +93,7 @@ def measure_memory(
     alone = kinds_alone(probe, many)
     families = _with_costly_kinds(probe, families, traced, alone)
     planes, problem = families.planes(), families.problem
-    checked = _traces(probe, _checked_sizes(probe, need_for(inputs, planes), max_bytes))
+    checked = _checked(probe, need_for(inputs, planes), max_bytes)
     if problem or not _all_covered(planes, checked):
         # Small graphs may only take other kernels; the larger ones decide.
         larger = _fit_families(probe, traced_large, list(families.by_shape))
@@ -145,12 +132,11 @@ def measure_memory(
     if not warning and max(errors) > _LOOSE:
         warning = f"memory is an upper bound: up to {max(errors):.0%} above need"
     for shape in filter(probe.takes, _CHECKED_SHAPES):
-        found = _trace_or_none(probe, size, shape)
-        if found is not None and ratio(found) < 1 - SLACK_SHARE:
-            warning = warning or (
-                "memory depends on more than the numbers of nodes and edges: "
-                f"a {shape.value} graph took {1 / ratio(found):.1f} times its estimate"
-            )
+        took = _above_estimate(probe, size, shape, ratio)
+        if took:
+            told = "memory depends on more than the numbers of nodes and edges: "
+            told += f"a {shape.value} graph took {took} its estimate"
+            warning = f"{warning}; {told}" if warning else told
     loopless = None
     if curve is not None:
         # What was fitted to moments that do not line up says nothing of other graphs.
@@ -304,11 +290,13 @@ def _unless_refused(
 ) -> Found | None:
     """Measure; returns None when the model refuses a graph that is odd or has isolated nodes.
 
-    Raises what the model raises for a plain graph with an edge per node or more.
+    Raises what the model raises for a plain graph with an edge per node or more, and TooLarge.
     """
     try:
         probe.attempt(size, shape)
         return measure()
+    except TooLarge:
+        raise
     except Exception:
         num_nodes, num_edges = probe.totals(size)
         if shape is Shape.PLAIN and num_edges >= num_nodes:
@@ -319,7 +307,27 @@ def _unless_refused(
 def _trace_or_none(
     probe: ModelProbe, size: tuple[int, ...], shape: Shape | OneKind
 ) -> MemoryTrace | None:
-    return _unless_refused(probe, lambda: probe.trace(size, shape), size, shape)
+    """Trace such a graph; returns None when it is refused or takes too much memory."""
+    try:
+        return _unless_refused(probe, lambda: probe.trace(size, shape), size, shape)
+    except TooLarge:
+        return None
+
+
+def _above_estimate(
+    probe: ModelProbe,
+    size: tuple[int, ...],
+    shape: Shape,
+    ratio: Callable[[MemoryTrace], float],
+) -> str:
+    """Return how far above its estimate such a graph is; empty where it is not."""
+    try:
+        found = _unless_refused(probe, lambda: probe.trace(size, shape), size, shape)
+    except TooLarge:
+        return "more than may be measured, far above"
+    if found is None or ratio(found) >= 1 - SLACK_SHARE:
+        return ""
+    return f"{1 / ratio(found):.1f} times"
 
 
 def _traces(
@@ -329,10 +337,23 @@ def _traces(
     return [trace for trace in found if trace is not None]
 
 
-def _checked_sizes(probe: ModelProbe, need: Need, max_bytes: int) -> list[tuple[int, ...]]:
+def _checked(probe: ModelProbe, need: Need, max_bytes: int) -> list[MemoryTrace]:
+    """Trace the graphs that check the planes."""
     graphs = [(_CHECKED_NODES, int(ratio * _CHECKED_NODES)) for ratio in _CHECKED_RATIOS]
     sizes = varied(probe.loaded.spec, graphs)
-    return [_shrunk(size, need, min(max_bytes, _TRACED_BYTES)) for size in sizes]
+    limit = min(max_bytes, _TRACED_BYTES)
+    found = (_largest_trace(probe, _shrunk(size, need, limit)) for size in sizes)
+    return [trace for trace in found if trace is not None]
+
+
+def _largest_trace(probe: ModelProbe, size: tuple[int, ...]) -> MemoryTrace | None:
+    """Trace a plain graph, or a half, a quarter, … of it, where it takes too much memory."""
+    while size[0] > SMALLEST_NODES:
+        try:
+            return _unless_refused(probe, partial(probe.trace, size), size, Shape.PLAIN)
+        except TooLarge:
+            size = tuple(count // 2 for count in size)
+    return _trace_or_none(probe, size, Shape.PLAIN)
 
 
 def _shrunk(size: tuple[int, ...], need: Need, limit_bytes: int) -> tuple[int, ...]:
@@ -368,7 +389,10 @@ def _measure_held(
         for shape in shapes:
             run = probe.runner(probe.site.place(probe.graph(size, shape)))
             measure = partial(held_by, run)
-            held = _unless_refused(probe, measure, size, shape)
+            try:
+                held = _unless_refused(probe, measure, size, shape)
+            except TooLarge:
+                continue
             if held is not None:
                 found.setdefault(shape, []).append((*size, held))
     return found

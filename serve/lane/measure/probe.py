@@ -11,12 +11,12 @@ from serve.estimate.memory import (
     peak_at,
 )
 from serve.inputs import INPUTS, Size
+from serve.lane.measure.allocator import UNMETERED, Run
 from serve.lane.measure.probe_graphs import OneKind, Shape, inputs_for
 from serve.lane.measure.where_measured import Site
 from serve.lane.models.loader import LoadedModel
 from serve.models.model_signature import Signature
 
-Run = Callable[[], object]
 #: Peak bytes for a graph's counts.
 Need = Callable[..., float]
 
@@ -29,6 +29,8 @@ class ModelProbe:
     signature: Signature
     site: Site
     trial: LoadedModel | None = None
+    #: ``Allocator.limited``, for every run.
+    limited: Callable[[Run], Run] = UNMETERED.limited
 
     def graph(
         self, counts: tuple[int, ...], shape: Shape | OneKind = Shape.PLAIN
@@ -42,8 +44,8 @@ class ModelProbe:
         return (counts[0], counts[1]) if interface is None else interface.totals(counts)
 
     def runner(self, inputs: dict[str, torch.Tensor]) -> Run:
-        """Return a function that runs the model once."""
-        return lambda: self.loaded.outputs(inputs)
+        """Return a function that runs the model once, within the memory of measurements."""
+        return self.limited(lambda: self.loaded.outputs(inputs))
 
     def attempt(self, counts: tuple[int, ...], shape: Shape | OneKind = Shape.PLAIN) -> None:
         """Raise what the model raises for such a graph, where an error is only that."""

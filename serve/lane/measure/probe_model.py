@@ -9,8 +9,8 @@ from serve.ipc.messages import FromLane, ModelProbed, ProbeModel, Progress
 from serve.lane import clock
 from serve.lane.executors.check import takes_narrow_edges
 from serve.lane.executors.choose import ExecutorOptions, choose
+from serve.lane.measure.allocator import Allocator, limited_by
 from serve.lane.measure.calibrate import calibrate
-from serve.lane.measure.memory import Allocator
 from serve.lane.measure.probe_signature import probe_signature
 from serve.lane.measure.where_measured import Processor, Site
 from serve.lane.models.loader import LoadedModel
@@ -18,6 +18,7 @@ from serve.lane.place import Place
 from serve.lane.shared_state import SharedState
 from serve.lane.warm_up import warm_up
 from serve.models.repository import ModelSpec
+from serve.native import Meter
 
 
 def probe_model(message: ProbeModel, place: Place, tell: Callable[[FromLane], None]) -> ModelProbed:
@@ -59,9 +60,7 @@ def probe_model(message: ProbeModel, place: Place, tell: Callable[[FromLane], No
         signature,
         budget_s=message.budget_s,
         max_bytes=message.max_bytes,
-        allocator=Allocator(
-            held_by=None if place.meter is None else place.meter.held_by, expect=place.expect
-        ),
+        allocator=_allocator(place, message.max_bytes),
         progress=lambda step, fraction: tell(Progress(step, fraction)),
         executor_reason=chosen.reason,
         site=site,
@@ -70,3 +69,11 @@ def probe_model(message: ProbeModel, place: Place, tell: Callable[[FromLane], No
     most = place.replay_most(chosen.loaded, signature, site)
     found = msgspec.structs.replace(found, replay_most=most, load_ns=load_ns)
     return ModelProbed(signature, msgspec.msgpack.encode(found))
+
+
+def _allocator(place: Place, max_bytes: int) -> Allocator:
+    meter = place.meter
+    if isinstance(meter, Meter):
+        return Allocator(meter.held_by, place.expect, limited_by(meter, max_bytes))
+    # A device's memory has a limit of its own.
+    return Allocator(None if meter is None else meter.held_by, place.expect)

@@ -10,6 +10,7 @@ from serve.estimate.calibration import (
 )
 from serve.estimate.timing import Timed, fit_time
 from serve.lane import clock
+from serve.lane.measure.allocator import TooLarge
 from serve.lane.measure.pairs import PAIRED
 from serve.lane.measure.probe import ModelProbe, need_for
 from serve.lane.measure.probe_graphs import Shape, varied
@@ -63,7 +64,11 @@ def measure_time(
                 break
             one = size, shape
             graphs[one] = probe.site.stage(probe.graph(size, shape))
-            runs[one] = [time_one(one)]
+            try:
+                runs[one] = [time_one(one)]
+            except TooLarge:
+                del graphs[one]
+                break
             if step >= _LEAST_STEPS and runs[one][0] > _LONG_RUN_NS:
                 break
     order = sorted(graphs, key=lambda one: -runs[one][0])
