@@ -52,6 +52,8 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     inputs: tuple[str, ...] = ()
     #: TOML with `[[model.input]]` and `[[model.output]]`, instead of `inputs`; empty for none.
     declaration: str = ""
+    #: A graph of PyG that `torch.save` wrote, to declare the inputs by; None for none.
+    example: Path | None = None
     #: Prefix to remove from the names of the weights.
     strip: str = ""
 
@@ -136,11 +138,15 @@ def _import(
             target=str(weights),
             strip=source.strip,
             spec=None if told else planned,
+            example="" if source.example is None else str(source.example),
         )
     )
     if read.error:
         raise ConfigError(read.error)
-    inputs = source.inputs if told else _inputs_of(read.forward, source)
+    if source.example is None:
+        inputs = source.inputs if told else _inputs_of(read.forward, source)
+    else:
+        inputs, source = (), msgspec.structs.replace(source, declaration=read.declaration)
     config = _config(factory, source, inputs)
     (folder / CONFIG_FILE).write_text(config, encoding="utf-8")
     _require_same(folder, kept)
@@ -244,8 +250,8 @@ def _inputs_of(parameters: Sequence[str], source: Source) -> tuple[str, ...]:
     if tuple(parameters) == ("data",):
         raise ConfigError(
             f"--inputs: {source.method} of {source.factory} takes a Data; say which of"
-            f" {', '.join(INPUTS)} it holds: --inputs x,edge_index; or declare others in a file:"
-            " --declaration FILE"
+            f" {', '.join(INPUTS)} it holds: --inputs x,edge_index; or give a graph that it takes,"
+            " saved by torch.save(data, FILE): --example FILE"
         )
     unknown = [name for name in parameters if name not in INPUTS]
     if unknown or not parameters:
@@ -253,7 +259,7 @@ def _inputs_of(parameters: Sequence[str], source: Source) -> tuple[str, ...]:
         raise ConfigError(
             f"--inputs: the required parameters of {source.factory}'s {source.method} are {taken};"
             f" say which of {', '.join(INPUTS)} each one is, in their order: --inputs x,edge_index;"
-            " or declare others in a file: --declaration FILE"
+            " or give a graph that has them, saved by torch.save(data, FILE): --example FILE"
         )
     return tuple(parameters)
 

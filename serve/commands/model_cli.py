@@ -68,6 +68,10 @@ def import_command(
         Path | None,
         typer.Option(help="TOML with [[model.input]] and [[model.output]], for other inputs."),
     ] = None,
+    example: Annotated[
+        Path | None,
+        typer.Option(help="A graph of PyG, saved by torch.save, to declare the inputs by."),
+    ] = None,
     method: Annotated[
         str, typer.Option(help="Method to call instead of forward, such as encode.")
     ] = "forward",
@@ -101,8 +105,10 @@ def import_command(
     setup_logging(level="CRITICAL")
     if sum(given is not None for given in (weights, hub, mlflow)) != 1:
         raise ConfigError("give the weights by one of --weights, --hub and --mlflow")
-    if inputs is not None and declaration is not None:
-        raise ConfigError("--inputs and --declaration are both given; keep one")
+    told = {"--inputs": inputs, "--declaration": declaration, "--example": example}
+    given = [option for option, value in told.items() if value is not None]
+    if len(given) > 1:
+        raise ConfigError(f"{' and '.join(given)} are both given; keep one")
     arguments: dict[str, Any] = {}
     if hub is not None:
         weights, arguments = hub_source(hub)
@@ -117,6 +123,7 @@ def import_command(
         method_args=parse_arguments(method_args or (), "--method-args"),
         inputs=tuple(part.strip() for part in inputs.split(",")) if inputs else (),
         declaration="" if declaration is None else read_declaration(declaration),
+        example=example,
         strip=strip,
     )
     with Steps(_errors) as steps:

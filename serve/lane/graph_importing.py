@@ -24,7 +24,7 @@ from serve.errors import ConfigError, ServeError
 from serve.graphs.import_messages import GraphOrder, GraphRead
 from serve.graphs.typed_load import is_wanted
 from serve.interface import DTYPES
-from serve.lane.model_importing import read_pickle
+from serve.lane.pickles import read_pickle
 from serve.typed_names import edge_type, typed_name
 
 Tensors = dict[str, torch.Tensor]
@@ -33,13 +33,13 @@ Tensors = dict[str, torch.Tensor]
 _CLASSES = [
     getattr(module, name)
     for module, names in (
-        (of_storage, ("BaseStorage", "NodeStorage", "EdgeStorage", "GlobalStorage")),
+        (of_storage, ("BaseStorage", "NodeStorage", "EdgeStorage", "GlobalStorage", "AttrType")),
         (of_data, ("DataEdgeAttr", "DataTensorAttr")),
     )
     for name in names
     if hasattr(module, name)
 ]
-_ADVICE = "Save the graph alone: torch.save(data, …), with tensors as its attributes"
+_ADVICE = "Save the graph's tensors alone: torch.save(data.to_dict(), …)"
 _EDGES = "edge_index"
 
 
@@ -59,9 +59,7 @@ def convert(source: Path, target: Path) -> tuple[str, ...]:
 
     Raises ConfigError for a file that holds no graph, or none that a server can hold.
     """
-    with torch.serialization.safe_globals(_CLASSES):
-        held = read_pickle(source, "a graph", _ADVICE)
-    graph = _graph_of(held, source)
+    graph = read_graph(source)
     notes: list[str] = []
     if isinstance(graph, HeteroData):
         tensors = _typed(graph, source, notes)
@@ -75,6 +73,13 @@ def convert(source: Path, target: Path) -> tuple[str, ...]:
     return tuple(notes)
 
 
+def read_graph(source: Path) -> Data | HeteroData:
+    """Return the graph that `torch.save` wrote; raises ConfigError for anything else."""
+    with torch.serialization.safe_globals(_CLASSES):
+        held = read_pickle(source, "a graph", _ADVICE)
+    return _graph_of(held, source)
+
+
 def _graph_of(held: Any, source: Path) -> Data | HeteroData:
     """Return the graph in what a file held, which may be an in-memory dataset's with one graph."""
     if isinstance(held, tuple) and len(held) >= 2:
@@ -85,6 +90,10 @@ def _graph_of(held: Any, source: Path) -> Data | HeteroData:
             )
         if isinstance(held, Mapping) and kind and kind[0] in (Data, HeteroData):
             held = kind[0].from_dict(held)
+    if type(held) is dict and held:
+        # As `to_dict` of either returns it: by type where there are several.
+        typed = any(isinstance(value, Mapping) for value in held.values())
+        held = (HeteroData if typed else Data).from_dict(dict(held))
     if not isinstance(held, Data | HeteroData):
         raise ConfigError(
             f"{source}: it holds a {type(held).__name__}; a Data or HeteroData of PyG is wanted"

@@ -7,14 +7,11 @@ factory's code does run, as it will when the model is served.
 """
 
 import inspect
-import re
 import sys
-import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import msgspec
@@ -23,15 +20,16 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from serve.errors import ConfigError, ServeError
+from serve.lane.example_declaration import declare
 from serve.lane.models.calling import method_of
 from serve.lane.models.loader import build_model
+from serve.lane.pickles import read_pickle
 from serve.models.import_messages import ReadModel, ReadOrder
 
 #: Keys under which checkpoints hold the state dict.
 _STATE_KEYS = ("state_dict", "model_state_dict", "model_state", "model", "net", "module", "weights")
 #: Prefixes that wrappers put before every name: DataParallel, torch.compile.
 _WRAPPERS = ("module.", "_orig_mod.")
-_CODE = re.compile(r"(?:Unsupported global: GLOBAL |GLOBAL )([\w.]+)")
 _FP32 = torch.float32
 
 
@@ -50,9 +48,15 @@ def read_model(order: ReadOrder) -> ReadModel:
     """Convert the weights, and ask forward for its parameters; raises ServeError."""
     tensors, notes = convert(Path(order.source), Path(order.target), order.strip)
     forward: tuple[str, ...] = ()
+    declaration = ""
     if order.spec is not None:
-        forward = required_parameters(method_of(build_model(order.spec), order.spec))
-    return ReadModel(tensors=tensors, notes=notes, forward=forward)
+        module = build_model(order.spec)
+        if order.example:
+            declaration, told = declare(module, order.spec, Path(order.example))
+            notes += told
+        else:
+            forward = required_parameters(method_of(module, order.spec))
+    return ReadModel(tensors=tensors, notes=notes, forward=forward, declaration=declaration)
 
 
 def convert(source: Path, target: Path, strip: str = "") -> tuple[int, tuple[str, ...]]:
@@ -98,27 +102,6 @@ def required_parameters(method: Callable[..., Any]) -> tuple[str, ...]:
     return tuple(p.name for p in parameters if p.kind in positional and p.default is p.empty)
 
 
-def read_pickle(source: Path, what: str, advice: str) -> Any:
-    """Return what `torch.save` wrote to `source`, as long as it holds no code.
-
-    Raises ConfigError otherwise, saying that `what` is wanted, and with the advice what to save.
-    """
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return torch.load(source, map_location="cpu", weights_only=True)
-    except FileNotFoundError as error:
-        raise ConfigError(f"{source}: does not exist") from error
-    except UnpicklingError as error:
-        code = _CODE.search(str(error))
-        held = f"'{code[1]}'" if code else "objects that are no tensors"
-        raise ConfigError(
-            f"{source}: it holds {held}, which would be code to run; nothing was loaded. {advice}"
-        ) from error
-    except (OSError, RuntimeError, EOFError, ValueError, KeyError, AttributeError) as error:
-        raise ConfigError(f"{source}: cannot be read as {what}: {_first_line(error)}") from error
-
-
 def _pickled_state(source: Path) -> dict[str, torch.Tensor]:
     advice = "Save the state dict alone: torch.save(model.state_dict(), …)"
     return _state_of(read_pickle(source, "weights", advice), source)
@@ -153,10 +136,6 @@ def _read_safetensors(source: Path) -> dict[str, torch.Tensor]:
         raise ConfigError(f"{source}: cannot be read as safetensors: {error}") from error
     same = {name: state[of] for name, of in left_out.items() if of in state and name not in state}
     return state | same
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """`[[model.input]]` and `[[model.output]]` of a config.toml, and what is wrong with them."""
 
+import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -73,6 +74,35 @@ def interface_of(
     if faults:
         raise ConfigError("\n".join(f"{path}: {fault}" for fault in faults))
     return Interface(slots, told)
+
+
+def declaration_text(inputs: Sequence[InputSlot], outputs: Sequence[TensorSlot]) -> str:
+    """Return the sections of these inputs and outputs as TOML."""
+    tables: list[str] = []
+    for slot in inputs:
+        keys: dict[str, Any] = {"index": slot.index[0] if len(slot.index) == 1 else slot.index}
+        if slot.default is None:
+            keys["optional"] = slot.optional
+        lows, highs = zip(*slot.columns, strict=True) if slot.columns else (slot.low, slot.high)
+        low, high = (_whole(end) for end in (lows, highs))
+        keys |= {"low": low, "high": high, "default": _whole(slot.default)}
+        tables.append(_table("input", slot, keys))
+    tables += [_table("output", slot, {}) for slot in outputs]
+    return "\n".join(tables)
+
+
+def _table(kind: str, slot: TensorSlot, keys: Mapping[str, Any]) -> str:
+    every = {"name": slot.name, "dtype": slot.datatype, "shape": slot.shape, **keys}
+    lines = [f"[[model.{kind}]]"]
+    for key, value in every.items():
+        if not (value is None or value is False or value == ()):
+            lines.append(f"{key} = {json.dumps(value)}")
+    return "\n".join(lines) + "\n"
+
+
+def _whole(value: Any) -> Any:
+    """Return a number as a whole one where it is; anything else as it is."""
+    return int(value) if isinstance(value, float) and value == int(value) else value
 
 
 def _input_slot(section: InputSection) -> InputSlot:

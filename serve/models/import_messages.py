@@ -15,6 +15,8 @@ class ReadOrder(msgspec.Struct, frozen=True, kw_only=True):
     strip: str = ""
     #: How the model will be built, to ask its forward for its parameters; None not to.
     spec: ModelSpec | None = None
+    #: A graph of PyG to declare the inputs by; empty for none.
+    example: str = ""
 
 
 class ReadModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,5 +27,7 @@ class ReadModel(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     #: Parameters that forward requires, in its order.
     forward: tuple[str, ...] = ()
+    #: `[[model.input]]` and `[[model.output]]` as the example has them; empty without one.
+    declaration: str = ""
     #: Why nothing was written; empty when it was.
     error: str = ""

@@ -71,6 +71,8 @@ TRAIN = textwrap.dedent(
 
     torch.save(Pool(hidden=5).state_dict(), "pool.pt")
     torch.save({"state_dict": Pool(hidden=5).state_dict(), "x": Harmful()}, "harmful.pt")
+    graph = {"z": torch.tensor([1, 6, 8]), "edge_index": torch.tensor([[0, 1], [1, 2]])}
+    torch.save(graph, "graph.pt")
     """
 )
 
@@ -176,6 +178,26 @@ def test_other_inputs_are_declared_in_a_file(trained, tmp_path, monkeypatch, cap
     declaration.write_text(DECLARATION + "[qos]\nfactor = 3.0\n")
     assert gnnserve(monkeypatch, trained, *command, "--declaration", str(declaration)) == 2
     assert "holds qos; a declaration is" in re.sub(r"\s+", " ", capfd.readouterr().err)
+
+
+@pytest.mark.slow
+def test_other_inputs_are_declared_by_an_example(trained, tmp_path, monkeypatch, capfd):
+    repository = tmp_path / "models"
+    command = (
+        *("import", "--name", "typed", "--factory", "net.py:Typed", "--weights", "pool.pt"),
+        *("--args", "hidden=5", "--repository", str(repository)),
+    )
+    assert gnnserve(monkeypatch, trained, *command) == 2
+    assert "--example FILE" in capfd.readouterr().err
+    assert gnnserve(monkeypatch, trained, *command, "--example", "graph.pt") == 0
+    told = capfd.readouterr()
+    compile(told.out, "snippet", "exec")
+    assert "note: 'z' has values in [0, 9) in the example" in re.sub(r"\s+", " ", told.err)
+    interface = find(repository, "typed").interface
+    assert [slot.name for slot in interface.inputs] == ["z", "edge_index"]
+    assert [slot.shape for slot in interface.outputs] == [("N", 5)]
+    assert gnnserve(monkeypatch, trained, *command, "--example", "a", "--inputs", "x") == 2
+    assert "--inputs and --example are both given" in re.sub(r"\s+", " ", capfd.readouterr().err)
 
 
 def test_values_in_the_program_are_exact():

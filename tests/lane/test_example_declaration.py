@@ -1,0 +1,130 @@
+"""A graph that a model was trained on declares the model's inputs and outputs."""
+
+import tomllib
+
+import msgspec
+import pytest
+import torch
+from torch import nn
+from torch_geometric.data import Batch, Data, HeteroData
+from torch_geometric.nn import global_add_pool
+
+from bench.kit import gallery
+from serve.errors import ConfigError
+from serve.lane.example_declaration import declare
+from serve.models.declaration import InputSection, OutputSection, interface_of
+from serve.models.repository import ModelSpec
+
+SPEC = ModelSpec(
+    name="m", version=1, folder="", factory="", args={}, weights="", weights_bytes=0, inputs=(),
+    qos_factor=None,
+)  # fmt: skip
+
+
+@pytest.fixture
+def declared(tmp_path):
+    """Declare a module by what `torch.save` writes; returns the interface and the notes."""
+
+    def declared(module, example):
+        torch.save(example, tmp_path / "example.pt")
+        text, notes = declare(module, SPEC, tmp_path / "example.pt")
+        sections = tomllib.loads(text)["model"]
+        interface = interface_of(
+            msgspec.convert(sections["input"], tuple[InputSection, ...]),
+            msgspec.convert(sections["output"], tuple[OutputSection, ...]),
+            "example",
+        )
+        return interface, notes
+
+    return declared
+
+
+def graph_of(name):
+    """A graph with the inputs of a model of the gallery as attributes."""
+    interface = gallery.described(name)
+    loaded = gallery.load(name)
+    arrays = gallery.request(loaded, interface.spread(40, 110), seed=3)
+    graph = HeteroData() if any("." in key for key in arrays) else Data()
+    for key, array in arrays.items():
+        attribute, _, of = key.partition(".")
+        store = graph[tuple(of.split("__")) if "__" in of else of] if of else graph
+        store[attribute] = torch.from_numpy(array)
+    return graph.to_dict()
+
+
+@pytest.mark.parametrize("name", ["rgcn", "gine", "ogb", "molecules", "schnet", "links", "hgt"])
+def test_models_of_the_gallery_are_declared_as_by_hand(declared, name):
+    by_hand = gallery.described(name)
+    found, _ = declared(gallery.trained(name), graph_of(name))
+    assert [slot.name for slot in found.inputs] == [slot.name for slot in by_hand.inputs]
+    symbols = {}
+    for one, other in zip(
+        (*found.inputs, *found.outputs), (*by_hand.inputs, *by_hand.outputs), strict=True
+    ):
+        assert one.datatype == other.datatype
+        # Symbols may have other names, but the same one everywhere.
+        pairs = [*zip(one.shape, other.shape, strict=True)]
+        pairs += [*zip(one.index, other.index, strict=True)] if one in found.inputs else []
+        for mine, theirs in pairs:
+            assert symbols.setdefault(mine, theirs) == theirs
+
+
+def test_integers_have_the_ranges_of_the_embeddings_that_read_them(declared):
+    found, notes = declared(gallery.trained("ogb"), graph_of("ogb"))
+    by_hand = gallery.described("ogb")
+    assert [slot.columns for slot in found.inputs] == [slot.columns for slot in by_hand.inputs]
+    assert notes == ()
+
+
+def test_other_integers_have_the_range_of_the_example_and_that_is_told(declared):
+    found, notes = declared(gallery.trained("rgcn"), graph_of("rgcn"))
+    assert found.by_name["edge_type"].bounds == (0, 4)
+    (note,) = notes
+    assert "'edge_type' has values in [0, 4) in the example" in note
+
+
+class Pooled(nn.Module):
+    def forward(self, data):
+        return global_add_pool(data.x * data["weight"], data.batch)
+
+
+def test_a_forward_that_takes_a_graph_is_asked_with_what_it_reads(declared):
+    data = Data(
+        x=torch.ones(4, 3), weight=torch.ones(4, 1), y=torch.ones(4), other=torch.ones(4),
+        edge_index=torch.zeros(2, 5, dtype=torch.long),
+    )  # fmt: skip
+    for example in (data, data.to_dict(), Batch.from_data_list([data, data]).to_dict()):
+        found, _ = declared(Pooled(), example)
+        assert [slot.name for slot in found.inputs] == ["x", "weight", "batch"]
+        assert found.by_name["batch"].optional
+        assert [slot.shape for slot in found.outputs] == [("G", 3)]
+
+
+class Halved(nn.Module):
+    def forward(self, x):
+        return x[::2]
+
+
+class Wide(nn.Module):
+    def forward(self, x, states):
+        return x
+
+
+@pytest.mark.parametrize(
+    ("module", "example", "told"),
+    [
+        (
+            Wide(),
+            {"x": torch.ones(4, 2), "edge_index": torch.zeros(2, 1, dtype=torch.long)},
+            "forward takes 'states', and the example has no such attribute; it has x, edge_index",
+        ),
+        (Halved(), {"x": torch.ones(4, 2)}, "which no count of the inputs tells"),
+        (Pooled(), {"x": torch.ones(4, 2)}, "the model does not run on it: KeyError"),
+        (Halved(), {"x": torch.ones(4, 2, dtype=torch.bfloat16)}, "'x' is torch.bfloat16"),
+        (Halved(), torch.ones(3), "it holds a Tensor; a Data or HeteroData of PyG is wanted"),
+    ],
+)
+def test_what_does_not_fit_is_told(declared, module, example, told):
+    with pytest.raises(ConfigError) as raised:
+        declared(module, example)
+    assert told in str(raised.value)
