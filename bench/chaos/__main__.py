@@ -49,12 +49,19 @@ SCHEDULING = (("slack", "preemptive"), ("sqtf", "rolling"), ("bqt", "barrier"))
 #: Share of the run after which the server's first life may end: only long lives tell of leaks.
 FIRST_LIFE = 0.6
 DRAIN_S = 30.0
+#: The scheduler's journal of the present life; those of earlier ones have their number before it.
+JOURNAL = "scheduler.journal"
 #: What the checker writes of a run; it marks a part that has been run.
 VERDICT = "verdict.json"
 #: Time between two faults.
-PAUSE_S = 1.0
-#: Requests that a server sends itself at its start for each model: counted, and in no report.
-OWN_CALLS = 15
+PAUSE_S = 0.3
+#: What a server holds for requests, with its metric: nothing at the end.
+HELD_AT_THE_END = {
+    "reserved_bytes": "gnnserve_memory_reserved_bytes",
+    "staged_bytes": "gnnserve_pool_used_bytes",
+    "waiting": "gnnserve_queue_depth",
+    "inside": "gnnserve_requests_inside",
+}
 #: Longest time for what was refused, held or lost to be over at the end.
 CALM_S = 2 * PATIENCE_S
 
@@ -77,7 +84,7 @@ class Lives:
         self._logs = 0
         #: Messages that each life's transport has counted, by process id.
         self.calls: dict[int, float] = {}
-        #: Processes of the last life that did not end.
+        #: Processes of all lives that did not end.
         self.left: list[int] = []
         self.outside: Outside
         self.faults: Faults
@@ -111,7 +118,7 @@ class Lives:
             code = -signal.SIGKILL
         else:
             code = self.server.stop()
-        self.left = _left(below)
+        self.left += _left(below)
         append(
             self.world.folder / "lives.jsonl",
             ready=self._ready_ns, ended=at, how=how, code=code, pid=self.server.pid,
@@ -119,6 +126,9 @@ class Lives:
         )  # fmt: skip
         self._logs += 1
         self.server.log.rename(self.world.folder / f"server-{self._logs}.log")
+        journal = self.world.folder / JOURNAL
+        if journal.exists():
+            journal.rename(self.world.folder / f"{self._logs}-{JOURNAL}")
 
     @property
     def has_died(self) -> bool:
@@ -148,13 +158,16 @@ def _left(pids: set[int]) -> list[int]:
 
 
 @contextmanager
-def clients(world: World, target: str, requests: int, seed: int) -> Iterator[Callable[[], bool]]:
+def clients(
+    world: World, target: str, requests: int, rate: float, seed: int
+) -> Iterator[Callable[[], bool]]:
     """Run the clients; yields what tells whether one is still at it, and ends them."""
     command = [sys.executable, "-m", "bench.chaos.client", str(world.folder)]
     processes = []
     try:
         for number in (*range(CLIENTS), FLOOD):
             arguments = [str(number), str(seed), target, str(requests // CLIENTS)]
+            arguments.append(str(rate / CLIENTS))
             processes.append(subprocess.Popen([*command, *arguments], cwd=ROOT))
         for number in (*range(CLIENTS), FLOOD):
             ready = world.folder / f"client-{number}.ready"
@@ -171,12 +184,17 @@ def clients(world: World, target: str, requests: int, seed: int) -> Iterator[Cal
 
 
 @contextmanager
-def watched(lives: Lives) -> Iterator[None]:
-    """Record a sample of the server about once a second."""
+def watched(lives: Lives, yield_to: Path | None) -> Iterator[None]:
+    """Record a sample of the server about once a second; clients pause while a file exists."""
     over = threading.Event()
+    pause = lives.world.folder / "pause"
 
     def watch() -> None:
         while not over.wait(1.0):
+            if yield_to is not None and yield_to.exists():
+                pause.touch()
+            else:
+                pause.unlink(missing_ok=True)
             outside = lives.outside
             try:
                 sample = outside.sample()
@@ -194,6 +212,7 @@ def watched(lives: Lives) -> Iterator[None]:
     finally:
         over.set()
         thread.join()
+        pause.unlink(missing_ok=True)
 
 
 def disturb(lives: Lives, options: argparse.Namespace, busy: Callable[[], bool], seed: int) -> None:
@@ -212,6 +231,7 @@ def disturb(lives: Lives, options: argparse.Namespace, busy: Callable[[], bool],
 
     while busy() and share() < 1:
         time.sleep(PAUSE_S)
+        began += paused(lives.world)
         at_share = FIRST_LIFE + (1 - FIRST_LIFE) * restarts / max(options.restarts, 1)
         if restarts < options.restarts and share() > at_share:
             restarts += 1
@@ -229,6 +249,17 @@ def disturb(lives: Lives, options: argparse.Namespace, busy: Callable[[], bool],
         name = rounds.pop()
         with recorded(lives.world, name) as said:
             said.append(FAULTS[name](lives.faults))
+
+
+def paused(world: World) -> float:
+    """Wait while clients pause; returns the time in s."""
+    at = time.monotonic_ns()
+    while (world.folder / "pause").exists():
+        time.sleep(0.5)
+    end = time.monotonic_ns()
+    if end - at > 1e9:
+        append(world.folder / "pauses.jsonl", at=at, end=end)
+    return (end - at) / 1e9
 
 
 @contextmanager
@@ -250,7 +281,8 @@ def recorded(world: World, name: str) -> Iterator[list[str]]:
 
 def calm(lives: Lives) -> dict[str, Any]:
     """Wait until the server holds nothing more; returns what it holds then, or after a while."""
-    wanted = {"gnnserve_memory_reserved_bytes": 0.0, "gnnserve_queue_depth": 0.0}
+    wanted = dict.fromkeys(HELD_AT_THE_END.values(), 0.0)
+    lives.outside.forget_regions()
     give_up = time.monotonic() + CALM_S
     last, metrics = -1.0, lives.outside.metrics(10.0)
     while time.monotonic() < give_up and not lives.has_died:
@@ -263,10 +295,11 @@ def calm(lives: Lives) -> dict[str, Any]:
         time.sleep(2.0)
     return {
         "calls": last,
+        "own calls": metrics.get("gnnserve_own_calls_total"),
         "lanes": LANES,
         "lanes_up": metrics.get("gnnserve_lanes_up"),
-        "reserved_bytes": metrics.get("gnnserve_memory_reserved_bytes"),
-        "waiting": metrics.get("gnnserve_queue_depth"),
+        "regions": lives.outside.regions(),
+        **{name: metrics.get(metric) for name, metric in HELD_AT_THE_END.items()},
     }
 
 
@@ -276,7 +309,6 @@ def run(folder: Path, options: argparse.Namespace, seed: int) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     world = make_world(folder)
     world.scratch.mkdir()
-    journal = folder / "scheduler.journal"
     with ExitStack() as stack:
         clock = disk = None
         with suppress(OSError, subprocess.CalledProcessError):
@@ -284,7 +316,7 @@ def run(folder: Path, options: argparse.Namespace, seed: int) -> int:
         with suppress(OSError):
             disk = Disk(folder / "database")
             stack.callback(disk.close)
-        server = _server(world, journal if options.journal else None, clock)
+        server = _server(world, folder / JOURNAL if options.journal else None, clock)
         if disk is not None:
             server.database = disk.folder / "report.db"
             text = server.config.read_text()
@@ -292,9 +324,9 @@ def run(folder: Path, options: argparse.Namespace, seed: int) -> int:
         stack.callback(server.kill)
         lives = Lives(world, server, seed, clock, disk)
         lives.begin()
-        stack.enter_context(watched(lives))
+        stack.enter_context(watched(lives, options.yield_to))
         requests = options.requests or 1 << 40
-        with clients(world, server.target, requests, seed) as busy:
+        with clients(world, server.target, requests, options.rate, seed) as busy:
             disturb(lives, options, busy, seed)
         end = calm(lives)
         lives.end("stopped")
@@ -305,12 +337,12 @@ def run(folder: Path, options: argparse.Namespace, seed: int) -> int:
                 shutil.copy(file, folder)
     with suppress(OSError):  # it may never have been made
         PIDS.rmdir()
-    end["own calls"] = OWN_CALLS * len(list(world.repository.glob("*/*/weights.safetensors")))
     end["processes left"] = len(lives.left)
     end["shared memory left"] = len(list(Path("/dev/shm").glob(f"{world.region_name}*")))
     end["files left"] = sum(len(files) for _, _, files in os.walk(world.scratch))
     end["tracebacks"] = _tracebacks(folder)
-    end["journal"] = _replayed(journal) if options.journal else None
+    journals = sorted(folder.glob(f"*-{JOURNAL}"))
+    end["journals"] = {path.name: _replayed(path) for path in journals}
     end["alone"] = options.alone
     end["drain_s"] = DRAIN_S
     end["seed"] = seed
@@ -356,7 +388,13 @@ def _tracebacks(folder: Path) -> list[str]:
 
 
 def _replayed(journal: Path) -> str:
-    """Return what is said when a fresh scheduler does not decide as the journal has it."""
+    """Return what is said when a fresh scheduler does not decide as the journal has it.
+
+    A server that was killed leaves a line that has no end.
+    """
+    whole, _, rest = journal.read_bytes().rpartition(b"\n")
+    if rest:
+        journal.write_bytes(whole + b"\n")
     command = [sys.executable, "-m", "serve", "simulate", "--journal", str(journal)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     return "" if done.returncode == 0 else (done.stdout + done.stderr)[-500:]
@@ -366,6 +404,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--seconds", type=float, default=1e9, help="how long, at most")
     parser.add_argument("--requests", type=int, default=0, help="how many, at most; 0: any number")
+    parser.add_argument("--rate", type=float, default=0, help="requests a second, at most; 0: any")
+    parser.add_argument("--yield-to", type=Path, help="a file: nothing is done while it exists")
     parser.add_argument("--restarts", type=int, default=2, help="ends of the main process")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="names of faults, by commas")

@@ -1,11 +1,13 @@
 """A client process of a chaos run: sends requests of all kinds and records each outcome.
 
-    python -m bench.chaos.client FOLDER NUMBER SEED TARGET REQUESTS
+    python -m bench.chaos.client FOLDER NUMBER SEED TARGET REQUESTS RATE
 
 It makes a file `client-NUMBER.ready` in the folder when it begins, and ends when it has sent
-REQUESTS or when there is a file `stop`. While there is a file `calm`, it sends plain requests only,
-and few of them. The client with the number `FLOOD` is one tenant's, and sends only while there is a
-file `flood`: as much as it can. What a kind of request may end with is the checker's to know.
+REQUESTS or when there is a file `stop`. It sends at most RATE requests a second, or with 0 as many
+as are answered. While there is a file `calm`, it sends plain requests only, and few of them; while
+there is a file `pause`, none. The client with the number `FLOOD` is one tenant's, and sends only
+while there is a file `flood`: as much as it can. What a kind of request may end with is the
+checker's to know.
 """
 
 import itertools
@@ -14,9 +16,9 @@ import os
 import queue
 import random
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -64,6 +66,8 @@ FLOOD, FLOOD_THREADS, FLOOD_TENANT = 2, 24, 0
 _CALM_S = 0.4
 #: Time after a request that found no server, before the next.
 _PAUSE_S = 0.05
+#: A sender that is behind its rate makes up for this time at most.
+_BEHIND_S = 5.0
 #: Kinds of requests that are sent while the clients are calm.
 _PLAIN = ("tensors", "nodes")
 #: Requests of one stream.
@@ -317,7 +321,7 @@ class Sender:
 
         call = self._stream(messages(), timeout=PATIENCE_S, metadata=self._metadata)
         for one in asked:
-            self._began(one, streamed=True)
+            self._began(one)
             ahead.put(one.message)
         ahead.put(None)
         left = {one.id for one in asked}
@@ -345,8 +349,12 @@ class Sender:
 
     # -- the record ---------------------------------------------------------------------------
 
-    def _began(self, asked: Asked, **more: Any) -> None:
-        more |= dict(asked.more)
+    def _began(self, asked: Asked) -> None:
+        more = dict(asked.more)
+        if asked.cancel_after_s is not None:
+            more["limit_s"] = asked.cancel_after_s
+        elif asked.timeout_s < PATIENCE_S:
+            more["limit_s"] = asked.timeout_s
         if asked.kind == "nodes":
             more["ids"] = _HELD_IDS[asked.case].tolist()
         self._history.write(
@@ -384,19 +392,43 @@ def connect(world: World, target: str, **options: Any) -> grpc.Channel:
     return grpc.secure_channel(target, credentials, arguments, **options)
 
 
-def main(folder: Path, number: int, seed: int, target: str, requests: int) -> None:
+class _Pace:
+    """Has one thread send at most so many requests a second, at random moments; 0: any number."""
+
+    def __init__(self, rate: float, seed: int) -> None:
+        self._rate, self._random = rate, random.Random(seed)
+        self._next_at = time.monotonic()
+
+    def wait(self, sent: int) -> None:
+        """Wait until the next request may be sent, after so many at once."""
+        if not self._rate:
+            return
+        now = time.monotonic()
+        gaps_s = sum(self._random.expovariate(self._rate) for _ in range(sent))
+        self._next_at = max(self._next_at, now - _BEHIND_S) + gaps_s
+        time.sleep(max(self._next_at - now, 0.0))
+
+
+def main(
+    folder: Path, number: int, seed: int, target: str, requests: int, rate: float = 0.0
+) -> None:
     world = World(folder)
     history = History(folder, number)
     left = itertools.count(requests, -1)
-    stop = folder / "stop"
+    stop, pause = folder / "stop", folder / "pause"
     threads_count = FLOOD_THREADS if number == FLOOD else THREADS
 
     def run(thread: int) -> None:
         one = number * THREADS + thread
         sender = Sender(world, one, seed * 1000 + one, history, channel)
+        pace = _Pace(0.0 if number == FLOOD else rate / threads_count, one)
         try:
             while not stop.exists():
+                if pause.exists():
+                    time.sleep(1.0)
+                    continue
                 sent = sender.send_some()
+                pace.wait(sent)
                 if any(next(left) <= 1 for _ in range(sent)):
                     break
         finally:
@@ -406,14 +438,13 @@ def main(folder: Path, number: int, seed: int, target: str, requests: int) -> No
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     with connect(world, target) as channel:
         (folder / f"client-{number}.ready").touch()
-        threads = [threading.Thread(target=run, args=(n,)) for n in range(threads_count)]
-        for one in threads:
-            one.start()
-        for one in threads:
-            one.join()
+        with ThreadPoolExecutor(threads_count) as threads:
+            ends = [threads.submit(run, number) for number in range(threads_count)]
+        for one in ends:
+            one.result()
     history.close()
 
 
 if __name__ == "__main__":
-    where, which, start, address, count = sys.argv[1:]
-    main(Path(where), int(which), int(start), address, int(count))
+    where, which, start, address, count, rate = sys.argv[1:]
+    main(Path(where), int(which), int(start), address, int(count), float(rate))

@@ -176,7 +176,7 @@ def _no_descriptors(faults: Faults) -> str:
     """No file and no connection can be opened, and a lane ends meanwhile."""
     with no_descriptors(faults.outside):
         said = kill_a_lane(faults.outside, faults.random)
-        faults.attacker.connections(20, hold_s=2.0)
+        faults.attacker.connections(20, hold_s=5.0)
     return said
 
 

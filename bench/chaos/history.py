@@ -61,9 +61,3 @@ def append(path: Path, **line: Any) -> None:
     """Append one line to a file that one thread writes."""
     with path.open("a") as file:
         file.write(json.dumps(line) + "\n")
-
-
-def count_lines(path: Path) -> int:
-    """Return the number of lines of a file."""
-    with path.open() as file:
-        return sum(1 for _ in file)

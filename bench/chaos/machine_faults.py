@@ -112,7 +112,7 @@ def fill_disk(disk: Disk | None) -> str:
     if disk is None:
         return "skipped: no file system can be mounted"
     with disk.full():
-        time.sleep(5.0)
+        time.sleep(10.0)
     return ""
 
 
@@ -138,7 +138,8 @@ def no_threads(outside: Outside, dice: random.Random) -> str:
     pid = outside.server.pid
     try:
         group.mkdir(exist_ok=True)
-        for one in (pid, *outside.lanes(), outside.fork_server()):
+        parent = outside.fork_server()
+        for one in (pid, *outside.lanes(), *([parent] if parent else [])):
             (group / "cgroup.procs").write_text(str(one))
         (group / "pids.max").write_text((group / "pids.current").read_text())
     except OSError as error:
@@ -146,7 +147,7 @@ def no_threads(outside: Outside, dice: random.Random) -> str:
     try:
         said = kill_a_lane(outside, dice)
         (group / "pids.max").write_text("1")
-        time.sleep(3.0)
+        time.sleep(5.0)
     finally:
         (group / "pids.max").write_text("max")
     return said

@@ -92,6 +92,23 @@ class Outside:
             return False
         return True
 
+    def forget_regions(self) -> None:
+        """Have the server give up the regions of all clients."""
+        status = pb.SystemSharedMemoryStatusRequest()
+        known = self.stub.SystemSharedMemoryStatus(status, timeout=30, metadata=self._metadata)
+        for name in known.regions:
+            request = pb.SystemSharedMemoryUnregisterRequest(name=name)
+            self.stub.SystemSharedMemoryUnregister(request, timeout=30, metadata=self._metadata)
+
+    def regions(self) -> int:
+        """Return the number of descriptors of clients' regions that the main process holds."""
+        folder = Path(f"/proc/{self.server.pid}/fd")
+        found = 0
+        for name in os.listdir(folder):
+            with suppress(OSError):
+                found += self._region_name in os.readlink(folder / name)
+        return found
+
     def sample(self) -> dict[str, Any]:
         """Return what the server holds now."""
         pid = self.server.pid

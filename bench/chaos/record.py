@@ -48,8 +48,9 @@ class Asked(NamedTuple):
     ids: tuple[int, ...]
     version: str
     registered: int
-    streamed: bool
     tenant: int
+    #: Time after which its client gives it up, in s; 0: none that matters.
+    limit_s: float
 
 
 class Row(NamedTuple):
@@ -61,6 +62,7 @@ class Row(NamedTuple):
     status: str
     reason: str
     left_out: int
+    latency_ns: int
 
 
 class Life(NamedTuple):
@@ -98,7 +100,7 @@ class Record:
                 content = np.frombuffer(base64.b64decode(line["content"]), np.float32)
                 found.answers[line["hash"]] = content.reshape(line["shape"])
         with closing(sqlite3.connect(f"file:{folder / 'report.db'}?mode=ro", uri=True)) as db:
-            names = "run_id, request_uid, client_id, status, reason, left_out"
+            names = "run_id, request_uid, client_id, status, reason, left_out, latency_ns"
             found.rows = [Row(*row) for row in db.execute(f"SELECT {names} FROM request")]
             found.rows_lost = dict(db.execute("SELECT run_id, rows_lost FROM server"))
         return found
@@ -113,8 +115,8 @@ class Record:
                 tuple(line.get("ids", ())),
                 line.get("version", ""),
                 line.get("registered", 0),
-                line.get("streamed", False),
                 line.get("tenant", 0),
+                line.get("limit_s", 0.0),
             )
             return
         outcome = Outcome(
@@ -145,6 +147,11 @@ class Record:
     def turns(self) -> list[dict[str, Any]]:
         """When one tenant flooded, and when not, in order."""
         return list(lines_of(self.folder / "turns.jsonl"))
+
+    @cached_property
+    def pauses(self) -> list[dict[str, Any]]:
+        """When nothing was sent and nothing done, in order."""
+        return list(lines_of(self.folder / "pauses.jsonl"))
 
     @cached_property
     def end(self) -> dict[str, Any]:

@@ -7,10 +7,10 @@ Each folder holds one part. A part that is in the result already is taken once.
 
 import argparse
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from bench.chaos.history import count_lines
 from bench.kit.result import RESULTS, write_result
 
 RESULT = RESULTS / "chaos.json"
@@ -21,17 +21,16 @@ def part_of(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     findings = json.loads((folder / "verdict.json").read_text())
     end = json.loads((folder / "end.json").read_text())
     faults = [json.loads(line) for line in (folder / "faults.jsonl").read_text().splitlines()]
-    skipped = {one["name"] for one in faults if one["said"].startswith("skipped")}
-    done: dict[str, int] = {}
-    for one in faults:
-        if one["name"] not in skipped:
-            done[one["name"]] = done.get(one["name"], 0) + 1
-    lives = count_lines(folder / "lives.jsonl")
+    done = Counter(one["name"] for one in faults if not one["said"].startswith("skipped"))
+    skipped = {one["name"] for one in faults} - set(done)
+    lives = [json.loads(line) for line in (folder / "lives.jsonl").read_text().splitlines()]
     row = {
         "part": f"{end['date']} {end['seed']}",
         "commit": end["commit"],
         "load_average": end["load_average"],
-        "restarts": lives - 1,
+        "alone": end["alone"],
+        "restarts": len(lives) - 1,
+        "killed": sum(one["how"] == "killed" for one in lives),
         "failed": [one["name"] for one in findings if not one["holds"]],
         "judged": [one["name"] for one in findings if one["judged"]],
         "figures": {one["name"]: one["figure"] for one in findings},

@@ -30,15 +30,17 @@ def _parts() -> str:
             name: f"{one['figures'][name]:,.0f}" for name in ("requests", "answers compared")
         }
         rows.append(one | figures | {
-            "when": one["part"].partition("T")[0],
+            "code": one["commit"].rstrip("+"),
+            "killed": one.get("killed", "not counted"),
             "ends": one["restarts"] + 1,
+            "load": f"{one['load_average'][1]:.0f}",
             "done": f"{sum(one['faults'].values()):,}",
             "bad": ", ".join(one["failed"]) or "nothing",
         })  # fmt: skip
     return flat(rows, {
-        "part": "{when}", "requests": "{requests}",
+        "commit": "{code}", "load of the machine": "{load}", "requests": "{requests}",
         "answers compared": "{answers compared}", "faults": "{done}",
-        "ends of the main process": "{ends}", "did not hold": "{bad}",
+        "ends of the main process": "{ends}", "by a kill": "{killed}", "did not hold": "{bad}",
     })  # fmt: skip
 
 

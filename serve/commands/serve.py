@@ -225,6 +225,8 @@ class Application:
             metrics.show_port(
                 lambda: PortSnapshot(
                     answers=self._rpc.answers,
+                    inside=self._rpc.in_flight,
+                    own_calls=self._rpc.own_calls,
                     refused=self._rpc.refused,
                     front=self._rpc.front,
                     ways=self._rpc.ways,

@@ -44,6 +44,8 @@ class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     lane_bytes: dict[int, int] = {}
     #: (budget, reserved by tasks), by device.
     memory_bytes: tuple[tuple[int, int], ...]
+    #: Bytes of the shared pool that requests hold: their inputs and outputs.
+    pool_used_bytes: int = 0
     #: Records without a row in the database since the start.
     rows_dropped: int
     #: (rows gathered, those of them from the hot set on a device), by graph; counted for every
@@ -71,6 +73,10 @@ class PortSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     #: True while it answers the server's own calls.
     answers: bool
+    #: Accepted requests whose answers are not sent yet.
+    inside: int = 0
+    #: Requests that the server has sent itself at its start, which `ways` counts too.
+    own_calls: int = 0
     #: Number of calls refused before they became requests, by reason.
     refused: Mapping[str, int]
     #: Front end that owns the port.
@@ -134,6 +140,11 @@ class EngineState(Collector):
             ),
             ("memory_budget_bytes", "Memory that tasks may reserve", now.budget_bytes),
             ("memory_reserved_bytes", "Memory reserved by running tasks", now.reserved_bytes),
+            (
+                "pool_used_bytes",
+                "Shared memory that inputs and outputs of requests hold",
+                now.pool_used_bytes,
+            ),
         ):
             yield GaugeMetricFamily(f"gnnserve_{name}", help_text, value=value)
         by_device = GaugeMetricFamily(
@@ -250,6 +261,16 @@ class PortState(Collector):
         for way, count in now.ways.items():
             ways.add_metric([way], count)
         yield ways
+        yield CounterMetricFamily(
+            "gnnserve_own_calls",
+            "Requests that the server has sent itself at its start, in no report",
+            value=now.own_calls,
+        )
+        yield GaugeMetricFamily(
+            "gnnserve_requests_inside",
+            "Accepted requests whose answers are not sent yet",
+            now.inside,
+        )
         yield GaugeMetricFamily(
             "gnnserve_grpc_port_answers",
             "1 while the gRPC port answers the server's own calls",

@@ -16,11 +16,11 @@ from serve.obs.wall_clock import WallClock
 _log = logging.getLogger(__name__)
 
 #: Longest time from putting a record to committing its row.
-COMMIT_INTERVAL_S = 0.9
+COMMIT_INTERVAL_S = 0.4
 #: Time after which lost calls and the state are stored on a server without requests.
 _IDLE_INTERVAL_S = 1.0
 #: Most rows per batch for requests that never reached a lane: about 100 a second.
-_MOST_UNLAUNCHED = 90
+_MOST_UNLAUNCHED = 40
 #: Time for which a clock that is set ahead must stay so before rows are deleted by it.
 DOUBTS_NS = 3_600_000_000_000
 #: Most records that wait for the database; more are dropped and counted.

@@ -101,6 +101,8 @@ class GrpcServer:
         self._inside_name = f"gnnserve-{secrets.token_hex(16)}"
         self._inside = f"unix-abstract:{self._inside_name}"
         self._gate = Gate()
+        #: Requests that the server has sent itself.
+        self.own_calls = 0
         self._refusals = Refusals()
         self._pools = ThreadPools(config.max_queue)
         self._threads = CallThreads(
@@ -245,6 +247,7 @@ class GrpcServer:
 
             def send(model: str, tensors: Arrays, request_id: str) -> None:
                 message = encode_request(model, tensors, request_id=request_id)
+                self.own_calls += 1
                 try:
                     call(message, timeout=_OWN_TIMEOUT_S, metadata=metadata)
                 except grpc.RpcError as error:

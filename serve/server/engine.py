@@ -335,8 +335,8 @@ class Engine:
         """Return the state now, for metrics; the report's lost rows are the caller's."""
         parts = self._parts
         return take_snapshot(
-            parts.driver, parts.pool, parts.catalogue, parts.versions, parts.shadows, parts.graphs,
-            parts.trainer, parts.lock, rows_dropped,
+            parts.driver, parts.pool, parts.shared, parts.catalogue, parts.versions, parts.shadows,
+            parts.graphs, parts.trainer, parts.lock, rows_dropped,
         )  # fmt: skip
 
     def _idle_s(self) -> float:

@@ -2,6 +2,7 @@
 
 import threading
 
+from serve.ipc.shared_pool import SharedPool
 from serve.obs.scraped import EngineSnapshot
 from serve.server.catalogue import ModelCatalogue
 from serve.server.driver import Driver
@@ -15,6 +16,7 @@ from serve.server.versions import ModelVersions
 def take_snapshot(
     driver: Driver,
     pool: LanePool,
+    shared: SharedPool,
     catalogue: ModelCatalogue,
     versions: ModelVersions,
     shadows: Shadows,
@@ -47,6 +49,7 @@ def take_snapshot(
             memory_bytes=tuple(
                 (one.budget_bytes, one.reserved_bytes) for one in driver.scheduler.devices
             ),
+            pool_used_bytes=shared.used_bytes,
             rows_dropped=rows_dropped,
             executors={(e.spec.name, str(e.spec.version)): e.executor for e in entries},
             version_states=tuple(

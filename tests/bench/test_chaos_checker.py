@@ -39,7 +39,8 @@ class Written:
             for a, b, how, code in LIVES
         ]
         self.faults = [self.fault("graph updated", 66, 67, "version 2")]
-        self.turns = []
+        self.faults += [self.fault("lane killed", at, at + 1) for at in range(60, 90)]
+        self.turns, self.pauses = [], []
         self.samples = [
             {
                 "at": n * S, "pid": 7, "calls": 1000.0 * n, "rss_bytes": 10**8, "fds": 40,
@@ -54,9 +55,10 @@ class Written:
         ]  # fmt: skip
         self.end = {
             "calls": 0, "own calls": 0, "lanes": 2, "lanes_up": 2, "reserved_bytes": 0,
-            "waiting": 0,
+            "waiting": 0, "staged_bytes": 0, "inside": 0, "regions": 0,
             "processes left": 0, "shared memory left": 0, "files left": 0, "tracebacks": [],
-            "journal": "", "alone": True, "drain_s": 30.0,
+            "journals": {"1-scheduler.journal": "", "2-scheduler.journal": ""}, "alone": True,
+            "drain_s": 30.0,
         }  # fmt: skip
         self.add("first", 10, answer=f"{MODEL}/1/0", run=1)
         self.add("plain", 70, answer=f"{MODEL}/1/0")
@@ -77,20 +79,21 @@ class Written:
         return {"name": name, "at": begin * S, "end": end * S, "said": said}
 
     def add(self, key, at, kind="tensors", case=0, ids=(), status="OK", answer="", version="1",
-            graph_version=0, by_client=False, reason="", run=2, tenant=1, late=False):  # fmt: skip
+            graph_version=0, by_client=False, reason="", run=2, tenant=1, late=False,
+            limit_s=0.0, latency_ns=S // 10):  # fmt: skip
         self.asked[key] = {
-            "id": key, "at": at * S, "kind": kind, "model": MODEL, "case": case, "ids": list(ids),
-            "tenant": tenant,
+            "id": key, "at": round(at * S), "kind": kind, "model": MODEL, "case": case,
+            "ids": list(ids), "tenant": tenant, "limit_s": limit_s,
         }  # fmt: skip
         outcome = {
-            "id": key, "end": at * S + S // 10, "status": status, "model": MODEL,
+            "id": key, "end": round(at * S) + S // 10, "status": status, "model": MODEL,
             "version": version, "answer": answer, "uid": f"u-{key}",
             "graph_version": graph_version, "by_client": by_client, "words": "",
             "late": late,
         }  # fmt: skip
         self.ended.append(outcome)
         if run is not None:
-            self.rows.append((run, f"u-{key}", key, status, reason, 0))
+            self.rows.append((run, f"u-{key}", key, status, reason, 0, latency_ns))
 
     def end_of(self, key):
         return next(one for one in self.ended if one["id"] == key)
@@ -99,7 +102,7 @@ class Written:
         return next(n for n, row in enumerate(self.rows) if row[2] == key)
 
     def change_row(self, key, **fields):
-        names = ("run", "uid", "client_id", "status", "reason", "left_out")
+        names = ("run", "uid", "client_id", "status", "reason", "left_out", "latency_ns")
         at = self.row_of(key)
         row = dict(zip(names, self.rows[at], strict=True)) | fields
         self.rows[at] = tuple(row[name] for name in names)
@@ -118,6 +121,7 @@ class Written:
         ])  # fmt: skip
         lines("faults.jsonl", self.faults)
         lines("turns.jsonl", self.turns)
+        lines("pauses.jsonl", self.pauses)
         lines("samples.jsonl", self.samples)
         lines("lives.jsonl", self.lives)
         (self.folder / "end.json").write_text(json.dumps(self.end))
@@ -125,10 +129,10 @@ class Written:
         with closing(sqlite3.connect(self.folder / "report.db")) as db:
             db.execute(
                 "CREATE TABLE request (run_id INT, request_uid TEXT, client_id TEXT, status TEXT,"
-                " reason TEXT, left_out INT)"
+                " reason TEXT, left_out INT, latency_ns INT)"
             )
             db.execute("CREATE TABLE server (run_id INT, rows_lost INT)")
-            db.executemany("INSERT INTO request VALUES (?, ?, ?, ?, ?, ?)", self.rows)
+            db.executemany("INSERT INTO request VALUES (?, ?, ?, ?, ?, ?, ?)", self.rows)
             db.executemany("INSERT INTO server VALUES (?, ?)", self.lost.items())
             db.commit()
 
@@ -236,6 +240,7 @@ def cancelled_by_nobody(record):
 
 def deadline_of_nobody(record):
     record.end_of("refused")["status"] = "DEADLINE_EXCEEDED"
+    record.change_row("refused", status="DEADLINE_EXCEEDED", reason="deadline")
     return ["statuses that are not documented"]
 
 
@@ -275,25 +280,59 @@ def row_lost_long_before_the_kill(record):
 
 
 def two_rows(record):
-    record.rows.append((2, "another", "plain", "OK", "", 0))
+    record.rows.append((2, "another", "plain", "OK", "", 0, S // 10))
     record.end["calls"] += 1
     return ["requests with two rows"]
 
 
 def two_rows_with_one_uid(record):
-    record.rows.append((2, "u-plain", "", "OK", "", 0))
+    record.rows.append((2, "u-plain", "", "OK", "", 0, S // 10))
     record.end["calls"] += 1
     return ["uids of two rows"]
 
 
 def other_status_in_row(record):
     record.change_row("plain", status="INVALID_ARGUMENT")
-    return ["other status in the report"]
+    return ["other status in the report than at the client"]
+
+
+def gave_up_long_after_the_answer(record):
+    record.add("late", 80, kind="deadline", status="DEADLINE_EXCEEDED", limit_s=0.2)
+    record.end["calls"] += 1
+    record.change_row("late", status="OK")
+    return ["other status in the report than at the client"]
+
+
+def gave_up_without_a_limit(record):
+    record.end_of("away")["status"] = "CANCELLED"
+    record.change_row("away", status="OK")
+    return ["other status in the report than at the client"]
+
+
+def plain_requests_end_otherwise(record):
+    for number in range(1000):
+        status = "OK" if number % 100 else "INTERNAL"
+        record.add(f"{number}", 80, status=status, answer=f"{MODEL}/1/0")
+    record.end["calls"] += 1000
+    return [
+        "statuses that are not documented",
+        "plain requests answered, or refused as documented",
+    ]
+
+
+def nothing_done_for_long(record):
+    record.faults = [one for one in record.faults if not 70 * S < one["at"] < 80 * S]
+    return ["share of seconds in which something was done"]
+
+
+def row_lost_a_second_before_the_kill(record):
+    record.add("late", 48.8, answer=f"{MODEL}/1/0", run=None)
+    return ["age of the oldest row lost at a kill, s"]
 
 
 def message_without_row(record):
     record.end["calls"] += 1
-    return ["rows with lost ones"]
+    return ["messages without a row, and rows without a message"]
 
 
 def main_process_died(record):
@@ -321,7 +360,7 @@ def lane_down(record):
 
 
 def journal_differs(record):
-    record.end["journal"] = "decides otherwise"
+    record.end["journals"]["1-scheduler.journal"] = "decides otherwise"
     return ["journals that replay otherwise"]
 
 
@@ -408,10 +447,11 @@ PLANTED = [
     old_graph, invalid_taken, good_model_internal, cancelled_by_nobody, deadline_of_nobody,
     stream_that_ends_early, region_refused_without_restart, unavailable_without_cause,
     quarantined_though_good, answer_without_row, row_lost_long_before_the_kill, two_rows,
-    two_rows_with_one_uid, other_status_in_row, message_without_row, main_process_died, exit_code,
-    held("reserved_bytes"), held("waiting"), held("processes left"), held("shared memory left"),
-    held("files left"), lane_down, journal_differs, traceback, ready_though_deaf,
-    *(growth(name, most // 5 or 1) for name, most in checker.GROWTH.items()),
+    two_rows_with_one_uid, other_status_in_row, gave_up_long_after_the_answer,
+    gave_up_without_a_limit, plain_requests_end_otherwise, nothing_done_for_long,
+    row_lost_a_second_before_the_kill, message_without_row, main_process_died, exit_code,
+    *map(held, checker.NOTHING_AT_THE_END), lane_down, journal_differs, traceback,
+    ready_though_deaf, *(growth(name, most // 5 or 1) for name, most in checker.GROWTH.items()),
     seen_by_a_fault, expired_by_the_right_clock, lane_down_for_long, slow_stop,
     late_beside_floods, refused_beside_floods, long_wait,
 ]  # fmt: skip
@@ -427,8 +467,14 @@ def test_a_planted_fault_is_found_and_nothing_else(record, plant):
     assert record.refused() == wanted
 
 
-def test_rows_of_the_last_second_before_a_kill_may_be_lost(record):
-    record.add("late", 49, answer=f"{MODEL}/1/0", run=None)
+def test_rows_of_the_last_half_second_before_a_kill_may_be_lost(record):
+    record.add("late", 49.5, answer=f"{MODEL}/1/0", run=None)
+    assert record.refused() == []
+
+
+def test_an_answer_may_be_cut_off_by_a_kill_after_its_row(record):
+    record.add("late", 49.95, status="UNAVAILABLE", run=1)
+    record.change_row("late", status="INVALID_ARGUMENT", reason="invalid_input")
     assert record.refused() == []
 
 
@@ -439,9 +485,22 @@ def test_lost_rows_that_are_told_count(record):
     assert record.refused() == []
 
 
-def test_the_servers_own_calls_and_those_of_streams_have_room(record):
+def test_an_answer_may_leave_as_its_clients_limit_passes(record):
+    record.add("late", 80, kind="deadline", status="DEADLINE_EXCEEDED", limit_s=0.06)
+    record.end["calls"] += 1
+    record.change_row("late", status="OK")
+    assert record.refused() == []
+
+
+def test_a_pause_is_no_time_in_which_nothing_was_done(record):
+    nothing_done_for_long(record)
+    record.pauses = [{"at": 70 * S, "end": 81 * S}]
+    assert record.refused() == []
+
+
+def test_the_servers_own_calls_have_no_rows(record):
     record.end["calls"] += 15
-    assert record.refused() == ["rows with lost ones"]
+    assert record.refused() == ["messages without a row, and rows without a message"]
     (record.folder / "report.db").unlink()
     record.end["own calls"] = 15
     assert record.refused() == []
@@ -470,7 +529,7 @@ def test_shares_beside_floods_are_not_judged_on_a_shared_machine(record):
 
 
 def test_a_run_without_a_journal_is_not_judged_by_one(record):
-    record.end["journal"] = None
+    record.end["journals"] = {}
     assert record.refused() == []
 
 

@@ -101,11 +101,18 @@ def part(folder, number, figures, failed=()):
         for name, figure in figures.items()
     ]  # fmt: skip
     (folder / "verdict.json").write_text(json.dumps(findings))
-    end = {"date": f"2026-01-0{number}", "seed": number, "commit": "abc", "load_average": [1]}
+    end = {"date": f"2026-01-0{number}", "seed": number, "commit": "abc", "load_average": [1]} | {
+        "alone": False
+    }
     (folder / "end.json").write_text(json.dumps(end))
-    faults = [{"name": "resets", "said": ""}, {"name": "disk full", "said": "skipped: no"}]
+    faults = [
+        {"name": name, "said": said}
+        for name, said in (
+            ("resets", ""), ("resets", "skipped: not now"), ("disk full", "skipped: no"),
+        )
+    ]  # fmt: skip
     (folder / "faults.jsonl").write_text("".join(json.dumps(one) + "\n" for one in faults))
-    (folder / "lives.jsonl").write_text("{}\n{}\n")
+    (folder / "lives.jsonl").write_text('{"how": "killed"}\n{"how": "stopped"}\n')
     return folder
 
 
@@ -119,6 +126,7 @@ def test_parts_of_several_days_are_added_up_each_once(tmp_path):
     ]  # fmt: skip
     assert [one["failed"] for one in result["parts"]] == [[], ["wait"]]
     assert result["parts"][0]["faults"] == {"resets": 1}
+    assert (result["parts"][0]["restarts"], result["parts"][0]["killed"]) == (1, 1)
     assert result["parts"][0]["skipped"] == ["disk full"]
     assert total.sums(result) == [
         {"name": "requests", "wanted": "0", "found": "15", "failed": 0, "judged": 2},

@@ -30,6 +30,8 @@ SAME = ("processes", "reserved, waiting, restarted, lost")
 WRITING = 64
 NOUGHTS = (
     "gnnserve_memory_reserved_bytes",
+    "gnnserve_pool_used_bytes",
+    "gnnserve_requests_inside",
     "gnnserve_queue_depth",
     "gnnserve_lane_restarts_total",
     "gnnserve_report_rows_dropped_total",

@@ -15,6 +15,7 @@ SNAPSHOT = EngineSnapshot(
     executors={("gin", "1"): "csr"},
     lane_restarts=5,
     memory_bytes=((400, 100), (600, 500)),
+    pool_used_bytes=9,
     rows_dropped=8,
     quarantined=("gin",),
     gathered_rows={"cora": (50, 40)},
@@ -25,7 +26,9 @@ SNAPSHOT = EngineSnapshot(
 def scrape(*records):
     metrics = Metrics(RUN, lambda: SNAPSHOT)
     metrics.show_port(
-        lambda: PortSnapshot(answers=False, refused={"no_thread": 7, "no_message": 0})
+        lambda: PortSnapshot(
+            answers=False, inside=2, own_calls=90, refused={"no_thread": 7, "no_message": 0}
+        )
     )
     for row in records:
         metrics.observe(row)
@@ -53,6 +56,8 @@ def test_tritons_names_count_and_add_up():
 def test_the_port_and_what_it_refused_are_shown():
     seen = scrape()
     assert seen["gnnserve_grpc_port_answers",] == 0
+    assert seen["gnnserve_requests_inside",] == 2
+    assert seen["gnnserve_own_calls_total",] == 90
     assert seen["gnnserve_transport_refused_total", "no_thread"] == 7
     assert seen["gnnserve_transport_refused_total", "no_message"] == 0
 
@@ -159,6 +164,7 @@ def test_the_engine_is_asked_at_the_scrape_only():
     assert seen[("gnnserve_lanes_up",)] == 2
     assert seen[("gnnserve_memory_budget_bytes",)] == 1000
     assert seen[("gnnserve_memory_reserved_bytes",)] == 600
+    assert seen[("gnnserve_pool_used_bytes",)] == 9
     assert seen["gnnserve_device_memory_reserved_ratio", "1"] == 500 / 600
     assert seen[("gnnserve_lane_restarts_total",)] == 5
     assert seen["gnnserve_model_quarantined", "gin"] == 1
