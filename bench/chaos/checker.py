@@ -13,6 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,7 +38,7 @@ UNNOTICED_S = 5.0
 #: of which many are short, so that the median of them counts.
 ENOUGH_CALLS, ENOUGH_OF_LANE, ENOUGH_LANES = 20_000, 8_000, 5
 #: Least share of a life that is left out, and parts of the rest. The least that was held in each
-#: part counts, as what is held for a moment is no leak.
+#: part counts, of descriptors the median, as what is held for a moment is no leak.
 WARM_UP, STRETCHES = 0.2, 8
 #: The same of a lane, whose life is short, and which meets its models and sizes first.
 WARM_UP_OF_LANE = 0.4
@@ -393,6 +394,9 @@ def _slopes(record: Record, name: str) -> Iterator[float]:
     for one in record.samples:
         if one.get("calls") is None:
             continue
+        # What the main process holds for a lane comes and goes with it.
+        if name == "fds" and (one.get("gnnserve_lanes_up") or 0) < record.end["lanes"]:
+            continue
         holders = one["lanes"] if is_lane else one["gateways"] if is_gateway else {"": one}
         for pid, holds in holders.items():
             if what in holds:
@@ -405,12 +409,14 @@ def _slopes(record: Record, name: str) -> Iterator[float]:
             warm = max(warm, _calls_of_first_round(record, points))
         if last - warm < enough:
             continue
-        least: dict[int, tuple[float, float]] = {}
+        parts: dict[int, list[tuple[float, float]]] = defaultdict(list)
         for _, calls, value in points:
-            at = int((calls - warm) / (last - warm) * STRETCHES)
-            if calls >= warm and value < least.get(at, (0.0, np.inf))[1]:
-                least[at] = calls, value
-        calls_then, values = np.array(list(least.values())).T
+            if calls >= warm:
+                parts[int((calls - warm) / (last - warm) * STRETCHES)].append((calls, value))
+        # Descriptors come and go with connections.
+        told = median if what == "fds" else min
+        calls_then = [part[0][0] for part in parts.values()]
+        values = [told(value for _, value in part) for part in parts.values()]
         yield float(np.polyfit(calls_then, values, 1)[0] * 10_000)
 
 

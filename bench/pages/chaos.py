@@ -7,6 +7,8 @@ from bench.chaos.total import sums
 from bench.kit.page import flat
 from bench.kit.result import read_result
 
+_BESIDE = "share in time beside a flood as a part of that without"
+
 
 def _checks() -> str:
     result = read_result("chaos")
@@ -35,12 +37,14 @@ def _parts() -> str:
             "ends": one["restarts"] + 1,
             "load": f"{one['load_average'][1]:.0f}",
             "done": f"{sum(one['faults'].values()):,}",
+            "beside": f"{one['figures'][_BESIDE]:.2f}",
             "bad": ", ".join(one["failed"]) or "nothing",
         })  # fmt: skip
     return flat(rows, {
         "commit": "{code}", "load of the machine": "{load}", "requests": "{requests}",
         "answers compared": "{answers compared}", "faults": "{done}",
-        "ends of the main process": "{ends}", "by a kill": "{killed}", "did not hold": "{bad}",
+        "ends of the main process": "{ends}", "by a kill": "{killed}",
+        "share in time beside floods ÷ without": "{beside}", "did not hold": "{bad}",
     })  # fmt: skip
 
 

@@ -539,6 +539,13 @@ def test_what_is_held_for_a_moment_is_no_leak(record):
     assert record.refused() == []
 
 
+def test_descriptors_of_lanes_that_were_down_at_first_are_no_leak(record):
+    for one in record.samples[8:20]:
+        one["fds"] -= 12
+        one["gnnserve_lanes_up"] = 1.0
+    assert record.refused() == []
+
+
 def test_what_a_fault_takes_for_the_first_time_is_no_leak(record):
     record.samples = [
         one | {"at": n * S // 2, "calls": 2000.0 * n} for n, one in enumerate(record.samples, 120)

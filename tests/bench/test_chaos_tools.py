@@ -51,6 +51,7 @@ def test_a_process_that_leaks_is_found(tmp_path, leak):
             file.write(json.dumps(one | held_by(process.pid)) + "\n")
         process.stdin.close()
     (tmp_path / "faults.jsonl").touch()
+    (tmp_path / "end.json").write_text('{"lanes": 0}')
     found = checker.check_growth(Record(tmp_path))
     refused = [one.name for one in found if not one.holds]
     assert refused == ([] if leak == "nothing" else [f"growth of {leak} per 10,000 calls"])
