@@ -6,6 +6,7 @@ import shutil
 import socket
 import ssl
 import threading
+from contextlib import suppress
 
 import grpc
 import numpy as np
@@ -293,6 +294,26 @@ def test_a_file_that_cannot_be_used_stops_the_start(tmp_path, wrong, content):
         names[wrong].write_text(content)
     with pytest.raises(ConfigError, match=r"server\.tls\..*wrong\.pem"):
         Certificates(CertificateFiles(**{name: str(path) for name, path in names.items()}))
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_no_session_is_kept_of_a_connection(tmp_path, version):
+    certificate, key = Authority(tmp_path, "authority").sign("server")
+    context = CertificateFiles(str(certificate), str(key)).load().context
+    sessions = []
+    for _ in range(8):
+        client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
+        client.maximum_version = version
+        there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+        sides = [client.wrap_bio(back, there), context.wrap_bio(there, back, server_side=True)]
+        for _ in range(4):
+            for side in sides:
+                with suppress(ssl.SSLWantReadError):
+                    side.do_handshake()
+        assert sides[1].version() == version.name.replace("_", ".")
+        sessions.append(context.session_stats()["number"])
+    assert sessions[-1] == sessions[0]
 
 
 def test_a_key_of_another_certificate_is_told(tmp_path):
