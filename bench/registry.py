@@ -101,6 +101,10 @@ SECTIONS: dict[str, tuple[Entry, ...]] = {
               "host.live_page", "host.md"),
         Entry("What does a start with calibrated models take?",
               "host.warm_start", "host.md"),
+        Entry("Do files and memory stay flat for an hour at 500 requests a second?",
+              "host.retention soak", "host.md", ("retention_soak",)),
+        Entry("Do answers wait while rows of the report are deleted?",
+              "host.retention answers", "host.md", ("retention_answers",)),
     ),
     "Models: forward passes and estimates": (
         Entry("How fast are the executors beside stock PyG?",

@@ -37,7 +37,7 @@ AIM = 0.03
 _SCRAPE_S = 5.0
 #: Rows are written within this time.
 _WRITTEN_S = 1.0
-_LIMIT_S = 30.0
+LIMIT_S = 30.0
 SCRIPT = Script(
     "operating",
     full={"rounds": 30, "requests": 600, "rate": 150.0, "nodes": 100},
@@ -72,10 +72,10 @@ class Operator:
         finally:
             self._over.set()
             for thread in self._threads:
-                thread.join(_LIMIT_S)
+                thread.join(LIMIT_S)
 
     def _watch(self) -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=_LIMIT_S)
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=LIMIT_S)
         connection.request("GET", "/live/events")
         answer = connection.getresponse()
         if answer.status != http.client.OK:
@@ -86,7 +86,7 @@ class Operator:
 
     def _scrape(self) -> None:
         while not self._over.is_set():
-            connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=_LIMIT_S)
+            connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=LIMIT_S)
             connection.request("GET", "/metrics")
             connection.getresponse().read()
             connection.close()
@@ -103,7 +103,7 @@ def taken_us(
         if "serve.rest" in command:
             pids["HTTP gateway"] = pid
     before = {name: processor_ns(pid) for name, pid in pids.items()}
-    sender = NativeSender(server.target, _LIMIT_S)
+    sender = NativeSender(server.target, LIMIT_S)
     offsets_ns = [round(number / options.rate * 1e9) for number in range(options.requests)]
     sender.send_at([message] * options.requests, offsets_ns)
     failed = [one.reply.status for one in sender.take() if one.reply.status != "OK"]

@@ -32,6 +32,19 @@ _COMMIT_ROWS = 10_000
 AIM_S, AIM_BYTES = 3.0, 200e6
 MODELS = {"gcn": 1.0, "sage": 0.7, "gin": 0.6, "gat": 2.4}
 FORMS = {"tables": (), "JSON": ("--json",), "page": ("--html", "-"), "last hour": ("--since", "1h")}
+#: The server that the made-up requests went to.
+MADE_UP_RUN = ServerRun(
+    started_unix_ns=_START_UNIX_NS,
+    version="0",
+    device="cpu",
+    lanes=4,
+    budget_bytes=4 * 2**30,
+    policy="slack",
+    discipline="preemptive",
+    window="adaptive",
+    qos_factor=2.0,
+    pid=1,
+)
 SCRIPT = Script(
     "report_size",
     full={"rows": 1_000_000, "repeats": 5},
@@ -97,19 +110,7 @@ def requests(
 
 def make_database(path: Path, rows: int) -> None:
     """Write a database of so many rows."""
-    run = ServerRun(
-        started_unix_ns=_START_UNIX_NS,
-        version="0",
-        device="cpu",
-        lanes=4,
-        budget_bytes=4 * 2**30,
-        policy="slack",
-        discipline="preemptive",
-        window="adaptive",
-        qos_factor=2.0,
-        pid=1,
-    )
-    store = RecordStore(path, run)
+    store = RecordStore(path, MADE_UP_RUN)
     for number, record in enumerate(requests(rows), 1):
         store.insert(record)
         if number % _COMMIT_ROWS == 0:

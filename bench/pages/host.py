@@ -78,6 +78,15 @@ TABLES: dict[str, Callable[[], str]] = {
         "measure": "{measure}", "median": "{median:.2f}", "most": "{most:.2f}",
         "asked": "{asked:g}",
     }),
+    "retention soak": lambda: flat(read_result("retention_soak")["measures"], {
+        "measure": "{measure}", "least": "{least:.1f}", "most": "{most:.1f}",
+        "from the middle": "± {spread:.1%}",
+    }),
+    "retention answers": lambda: flat(read_result("retention_answers")["rows"], {
+        "latency at the client": "{percentile}", "all rows kept, ms": "{all_ms:.2f}",
+        "5 s of rows kept, ms": "{kept_ms:.2f}",
+        "ratio": "{ratio[0]:.3f} ({ratio[1]:.3f} to {ratio[2]:.3f})",
+    }),
     "transport": lambda: by_size(_transport),
     "request cost": lambda: by_size(_cost),
 }  # fmt: skip
