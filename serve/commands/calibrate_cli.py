@@ -35,8 +35,8 @@ class Calibrated(msgspec.Struct, frozen=True):
     executor: str
     #: 95th percentile of |estimated ÷ measured run time − 1|; None when not calibrated.
     time_error: float | None
-    #: Why the memory estimate is an upper bound only; empty when it is more than that.
-    warning: str
+    #: What to know of it: a memory estimate that is an upper bound only, a busy machine.
+    remarks: str
 
 
 @app.command("list")
@@ -54,7 +54,7 @@ def list_command(
     table = Table("model", "version", "executor", "time error", "remark")
     for one in found:
         error = "not calibrated" if one.time_error is None else f"{one.time_error:.1%}"
-        table.add_row(one.model, one.version, one.executor, error, one.warning)
+        table.add_row(one.model, one.version, one.executor, error, one.remarks)
     Console().print(table)
 
 
@@ -120,5 +120,5 @@ def _described(spec: "ModelSpec", cache: "CalibrationCache") -> Calibrated:
         return Calibrated(spec.name, str(spec.version), "", None, "")
     found = known[1]
     return Calibrated(
-        spec.name, str(spec.version), found.executor, found.time.error_p95, found.warning
+        spec.name, str(spec.version), found.executor, found.time.error_p95, found.remarks
     )

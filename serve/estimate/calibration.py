@@ -14,6 +14,8 @@ import msgspec
 
 #: Raise when what is stored, or how it is measured, changes; others on disk are then ignored.
 FORMAT = 13
+#: Share of the time of timing beyond which the machine counts as busy.
+_BUSY_SHARE = 0.1
 
 
 class Linear(msgspec.Struct, frozen=True):
@@ -212,6 +214,8 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     replay_most: int = 0
     #: Time that loading it took the calibrator; 0: not known.
     load_ns: int = 0
+    #: Share of the time of timing in which others had the core.
+    busy_share: float = 0.0
 
     def rough(self) -> "Calibration":
         """Return what is promised after a short calibration: times that rarely are too low.
@@ -234,8 +238,17 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def remarks(self) -> str:
-        """Empty, or what to know of the model: its warning, and why PyG's own code runs it."""
+        """Empty, or what to know: its warning, why PyG's own code runs it, a busy machine."""
         slow = self.executor == "eager" and self.executor_reason
-        return "; ".join(
-            filter(None, (self.warning, f"runs as PyG wrote it: {slow}" if slow else ""))
+        busy = f"the machine was busy: others had the core for {self.busy_share:.0%} of the time"
+        found = (
+            self.warning,
+            f"runs as PyG wrote it: {slow}" if slow else "",
+            busy if self.was_busy else "",
         )
+        return "; ".join(filter(None, found))
+
+    @property
+    def was_busy(self) -> bool:
+        """True when other programs took so much of the core that times may be wrong."""
+        return self.busy_share > _BUSY_SHARE

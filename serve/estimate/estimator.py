@@ -3,6 +3,7 @@
 Called under the driver's lock: nothing here locks, and nothing here may be slow.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -29,6 +30,8 @@ _SAFETY_BYTES = 4096
 _LARGEST_SCALE = 2.0
 #: Upper quantile ÷ median to start with, at most: a calibration beyond was disturbed.
 _WIDEST_BAND = 2.0
+#: Runs after which a calibration can be said to disagree with them.
+_TELLING_RUNS = 50
 #: What joining requests into a union takes (bench/models/merging.py).
 _JOIN_NS, _JOIN_NS_PER_REQUEST, _JOIN_NS_PER_BYTE = 12_000, 3_500, 0.05
 #: An edge staged as int32 and not as int64, in both of its rows.
@@ -151,16 +154,27 @@ class ModelEstimator:
             self._mixed_planes = _raised(mixed.activations, memory.inputs)
             self._mixed_held = _raised(mixed.held, memory.inputs)
         self._run = Correction()
+        #: Measured ÷ calibrated of the latest runs beside no other.
+        self._ratios: deque[float] = deque(maxlen=_TELLING_RUNS)
         #: By itself: runs are learned at any load, on cores that load keeps warm.
         self._solo = Correction()
         self._high = Quantile(min(calibration.time.high_ratio, _WIDEST_BAND))
         self._slowdown = slowdown or SlowdownEstimator()
 
-    def retime(self, time: TimeFit) -> None:
+    def retime(self, time: TimeFit, busy_share: float = 0.0) -> None:
         """Estimate times anew from another calibration; what was learned of memory stays."""
-        self.calibration = msgspec.structs.replace(self.calibration, time=time)
+        self.calibration = msgspec.structs.replace(
+            self.calibration, time=time, busy_share=busy_share
+        )
         self._run, self._solo = Correction(), Correction()
+        self._ratios.clear()
         self._high = Quantile(min(time.high_ratio, _WIDEST_BAND))
+
+    @property
+    def disagreement(self) -> float:
+        """Median of measured ÷ calibrated time of the latest runs; 1 until there are enough."""
+        seen = self._ratios
+        return median(seen) if len(seen) == seen.maxlen else 1.0
 
     @property
     def time_factor(self) -> float:
@@ -323,6 +337,7 @@ class ModelEstimator:
         fitted = self.fitted_ns(*counts)
         ratio = run_ns / self._run.at(fitted)
         if beside == 0:
+            self._ratios.append(run_ns / fitted)
             self._high.observe(ratio)
             self._run.observe(run_ns, fitted)
         else:

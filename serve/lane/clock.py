@@ -1,6 +1,7 @@
 """The one place where a lane reads clocks."""
 
 import time
+from pathlib import Path
 
 import torch
 
@@ -16,3 +17,15 @@ def work_ns() -> int:
     With one thread it is the thread's processor time: the run's time on a core of its own.
     """
     return time.thread_time_ns() if torch.get_num_threads() == 1 else time.monotonic_ns()
+
+
+def core_ns() -> tuple[int, int]:
+    """Return for how long this thread has had a core, and has waited for one that others had.
+
+    Both are 0 where the kernel does not tell.
+    """
+    try:
+        had, waited, _ = Path("/proc/thread-self/schedstat").read_text().split()
+    except (OSError, ValueError):
+        return 0, 0
+    return int(had), int(waited)

@@ -22,6 +22,8 @@ _log = logging.getLogger(__name__)
 
 #: Time for timing a model that nothing is known of before it serves.
 FIRST_CALIBRATION_S = 1.0
+#: A calibration from which times of runs differ by more, as a factor, is made anew.
+_DISAGREES = 1.25
 #: Wait for a calibrator beyond the compiler's own time limit, so that its error is the one told.
 _PROBE_BEYOND_S = 30.0
 
@@ -96,8 +98,20 @@ class Calibrations:
         self._cache.put(digest, *found)
         return False, *found
 
+    def why_due(self, entry: ModelEntry) -> str:
+        """Return why a served model should be calibrated for long; empty for no reason."""
+        if entry.is_rough:
+            return "it was calibrated for a short time"
+        if self._settings.calibration_s <= FIRST_CALIBRATION_S:
+            return ""  # another one would know no better
+        with self._lock:
+            factor = entry.estimator.disagreement
+        if not 1 / _DISAGREES <= factor <= _DISAGREES:
+            return f"its runs take {factor:.2f} times as long as calibrated"
+        return "the machine was busy" if entry.estimator.calibration.was_busy else ""
+
     def complete(self, entry: ModelEntry) -> None:
-        """Calibrate a model that serves roughly for the usual time, with the executor it has.
+        """Calibrate a served model for the usual time, with the executor it has.
 
         Its times are estimated anew then. Raises ModelError when it fails, NotReady when the
         calibrator dies or the server stops.
@@ -116,7 +130,7 @@ class Calibrations:
             )
         with self._lock:
             if found.pairs_of == entry.estimator.calibration.pairs_of:  # else not of these counts
-                entry.estimator.retime(found.time)
+                entry.estimator.retime(found.time, found.busy_share)
             entry.is_rough = False
             entry.cached_info = None
         found = msgspec.structs.replace(found, executor_reason=entry.executor_reason)

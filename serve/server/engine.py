@@ -89,7 +89,10 @@ class Engine:
             parts.catalogue, parts.rollout, lambda: parts.pool.calibrators.interrupted
         )
         self._in_gaps = CalibrationsInGaps(
-            lambda: parts.catalogue.entries, self._idle_s, parts.rollout.calibrations.complete
+            lambda: parts.catalogue.entries,
+            self._idle_s,
+            parts.rollout.calibrations.why_due,
+            parts.rollout.calibrations.complete,
         )
         self._leaving = self._draining = self._stopped = False
 

@@ -2,6 +2,10 @@
 
 import functools
 import itertools
+import os
+import subprocess
+import sys
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -243,6 +247,29 @@ def test_a_bound_without_planes_covers_what_kernels_take_too():
     assert memory.held == ()
     assert measured("all_pairs")[2].curve.at(3_000, 3_000) < 40 * 3_000**2
     assert memory.curve.at(3_000, 3_000) >= 40 * 3_000**2
+
+
+@contextmanager
+def alone_on_a_core(others):
+    """This thread on one core with as many busy loops."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(others)]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+        os.sched_setaffinity(0, cores)
+
+
+def test_a_calibration_beside_busy_loops_is_marked():
+    loaded, signature = load("gcn")
+    with alone_on_a_core(3):
+        found = calibrate(loaded, signature, budget_s=0.5, max_bytes=32 << 20)
+    assert found.was_busy
+    assert "the machine was busy" in found.remarks
 
 
 def test_calibration_covers_sizes_and_reports_progress():

@@ -3,14 +3,20 @@
 import json
 import shutil
 import threading
+import time
+from types import SimpleNamespace
 
 import grpc
+import msgspec
 import pytest
 
 from bench.kit.servers import ROOT, ServerProcess
 from bench.kit.waiting import PATIENCE_S, wait_for
 from serve.client import Client, Unavailable
 from serve.errors import ModelError
+from serve.estimate.estimator import ModelEstimator, Overhead
+from serve.server.calibrations import Calibrations, RolloutSettings
+from serve.server.learning import in_gaps
 from serve.server.learning.in_gaps import GAP_S, CalibrationsInGaps
 from tests.e2e.support import GOOD, Troubled
 from tests.estimate.conftest import calibration as _calibration
@@ -138,9 +144,13 @@ def test_a_rough_calibration_promises_what_most_runs_kept(calibration):
 
 
 class Entry:
-    def __init__(self, key):
-        self.key, self.is_rough, self.retired = key, True, False
+    def __init__(self, key, why="it was calibrated for a short time"):
+        self.key, self.why, self.retired = key, why, False
         self.spec = self
+
+    @property
+    def is_rough(self):
+        return "short" in self.why
 
 
 def test_calibrations_wait_for_gaps_and_one_that_fails_is_not_tried_again():
@@ -152,7 +162,7 @@ def test_calibrations_wait_for_gaps_and_one_that_fails_is_not_tried_again():
         done.append(entry.key)
         if entry.key == "bad":
             raise ModelError("no")
-        entry.is_rough = False
+        entry.why = ""
         tried.set()
 
     asked = threading.Event()
@@ -161,7 +171,7 @@ def test_calibrations_wait_for_gaps_and_one_that_fails_is_not_tried_again():
         asked.set()
         return idle_s
 
-    found = CalibrationsInGaps(lambda: entries, idle, complete)
+    found = CalibrationsInGaps(lambda: entries, idle, lambda entry: entry.why, complete)
     found.start()
     assert asked.wait(PATIENCE_S)
     assert done == [], "the server is busy"
@@ -169,3 +179,62 @@ def test_calibrations_wait_for_gaps_and_one_that_fails_is_not_tried_again():
     assert tried.wait(PATIENCE_S)
     found.stop()
     assert done == ["bad", "good"]
+
+
+def test_a_model_in_doubt_is_calibrated_in_gaps_ever_more_rarely(monkeypatch):
+    monkeypatch.setattr(in_gaps, "_PERIOD_S", 0.001)
+    now_s, done = [0.0], []
+    doubted, rough = Entry("doubted", "its runs take 1.4 times as long"), Entry("rough")
+
+    def complete(entry):
+        done.append((entry.key, now_s[0]))
+        if entry is rough:
+            entry.why = ""
+
+    found = CalibrationsInGaps(
+        lambda: [doubted, rough], lambda: GAP_S, lambda entry: entry.why, complete,
+        monotonic_s=lambda: now_s[0],
+    )  # fmt: skip
+    found.start()
+    try:
+        wait_for(lambda: len(done) == 2, "both")
+        assert [key for key, _ in done] == ["rough", "doubted"]
+        for later_s in (599.0, 600.0, 1799.0, 1800.0):
+            now_s[0] = later_s
+            before = len(done)
+            if later_s % 10 == 0:
+                wait_for(lambda before=before: len(done) > before, f"one at {later_s} s")
+            else:
+                time.sleep(0.05)
+    finally:
+        found.stop()
+    assert done[2:] == [("doubted", 600.0), ("doubted", 1800.0)]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "runs", "told"), [(1.4, 60, "1.40"), (0.7, 60, "0.70"), (1.4, 20, ""), (1.1, 60, "")]
+)
+def test_runs_that_disagree_with_a_calibration_call_for_another(calibration, ratio, runs, told):
+    estimator = ModelEstimator(calibration, Overhead())
+    for _ in range(runs):
+        estimator.observe_run((1000, 10_000), round(ratio * estimator.fitted_ns(1000, 10_000)))
+    entry = SimpleNamespace(estimator=estimator, is_rough=False)
+    assert told in (why := why_due(entry))
+    assert bool(why) is bool(told)
+    estimator.retime(calibration.time)
+    assert why_due(entry) == ""
+
+
+def test_a_calibration_of_a_busy_machine_says_so_and_is_made_anew(calibration):
+    busy = msgspec.structs.replace(calibration, busy_share=0.4)
+    assert "others had the core for 40%" in busy.remarks
+    assert calibration.remarks == ""
+    entry = SimpleNamespace(estimator=ModelEstimator(busy, Overhead()), is_rough=False)
+    assert why_due(entry) == "the machine was busy"
+    entry.estimator.retime(calibration.time)
+    assert why_due(entry) == ""
+
+
+def why_due(entry):
+    settings = RolloutSettings("auto", 6.0, 60.0, 1 << 30)
+    return Calibrations(None, None, settings, None, threading.Lock()).why_due(entry)

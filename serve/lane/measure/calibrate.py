@@ -58,7 +58,9 @@ def calibrate(
     tell("time", 0.2)
     stop_at_ns = max(stop_at_ns, clock.now_ns() + budget_ns // 2)
     probe = ModelProbe(loaded, signature, site, limited=allocator.limited)
+    before = clock.core_ns()
     timed = measure_time(probe, memory, max_bytes, stop_at_ns, tell, allocator.expect)
+    had_ns, waited_ns = (now - then for now, then in zip(clock.core_ns(), before, strict=True))
     tell("done", 1.0)
     return Calibration(
         model=loaded.spec.key,
@@ -68,4 +70,5 @@ def calibrate(
         threads=torch.get_num_threads(),
         memory=memory,
         time=timed,
+        busy_share=round(waited_ns / max(1, had_ns + waited_ns), 4),
     )

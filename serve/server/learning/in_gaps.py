@@ -1,11 +1,13 @@
-"""Models that serve after a short calibration are calibrated for the usual time, in gaps.
+"""Models are calibrated in gaps: after a short calibration, and when runs disagree with it.
 
-A gap is a time without requests. When none comes for long, the calibration runs beside requests,
-with the niceness of lanes.
+A gap is a time without requests. A model that serves after a short calibration does not wait for
+ever: when no gap comes, its calibration runs beside requests, with the niceness of lanes. One whose
+calibration is in doubt waits for a gap, and after it for a while, each time twice as long.
 """
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable
 
 from serve.errors import ServeError
@@ -18,6 +20,8 @@ GAP_S = 2.0
 #: Longest wait for a gap.
 _PATIENCE_S = 60.0
 _PERIOD_S = 0.25
+#: Time from one calibration of a model in doubt to the next: the first, and at most.
+_AGAIN_S, _MOST_AGAIN_S = 600.0, 86_400.0
 
 
 class CalibrationsInGaps:
@@ -27,19 +31,30 @@ class CalibrationsInGaps:
         self,
         entries: Callable[[], Iterable[ModelEntry]],
         idle_s: Callable[[], float],
+        why_due: Callable[[ModelEntry], str],
         complete: Callable[[ModelEntry], None],
+        monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`idle_s` tells for how long the server has had nothing to do, in seconds.
+        """Calibrate nothing before `start`.
 
-        `complete` calibrates a model for the usual time; its errors are logged, and the model goes
-        on serving with what is known of it.
+        Args:
+            entries: Returns the served models.
+            idle_s: Tells for how long the server has had nothing to do, in seconds.
+            why_due: Returns why a model is to be calibrated; empty for no reason.
+            complete: Calibrates a model for the usual time. Its errors are logged, and the model
+                goes on serving with what is known of it.
+            monotonic_s: Clock.
         """
         self._entries = entries
         self._idle_s = idle_s
+        self._why_due = why_due
         self._complete = complete
+        self._monotonic_s = monotonic_s
         self._stopped = threading.Event()
         #: Keys of models that could not be calibrated; they are not tried again.
         self._failed: set[str] = set()
+        #: When models may be calibrated again at the earliest, and how long they waited for it.
+        self._again_at: dict[str, tuple[float, float]] = {}
         self._thread = threading.Thread(target=self._run, name="calibrations", daemon=True)
 
     def start(self) -> None:
@@ -55,20 +70,33 @@ class CalibrationsInGaps:
     def _run(self) -> None:
         waited_s = 0.0
         while not self._stopped.wait(_PERIOD_S):
-            entry = next(filter(self._is_due, self._entries()), None)
-            if entry is None:
+            due = [entry for entry in self._entries() if self._is_due(entry)]
+            if not due:
                 waited_s = 0.0
                 continue
+            # Rough ones come first.
+            entry = min(due, key=lambda one: not one.is_rough)
             waited_s += _PERIOD_S
-            if self._idle_s() < GAP_S and waited_s < _PATIENCE_S:
+            impatient = entry.is_rough and waited_s >= _PATIENCE_S
+            if self._idle_s() < GAP_S and not impatient:
                 continue
             waited_s = 0.0
+            _log.info("model %s is calibrated: %s", entry.spec.key, self._why_due(entry))
             try:
                 self._complete(entry)
+                self._let_rest(entry.key)
             except ServeError as error:
                 self._failed.add(entry.key)
                 if not self._stopped.is_set():
                     _log.warning("the estimates of %s stay rough: %s", entry.spec.key, error)
 
+    def _let_rest(self, key: str) -> None:
+        """Have a model that was just calibrated wait, twice as long as before."""
+        _, before_s = self._again_at.get(key, (0.0, _AGAIN_S / 2))
+        wait_s = min(2 * before_s, _MOST_AGAIN_S)
+        self._again_at[key] = self._monotonic_s() + wait_s, wait_s
+
     def _is_due(self, entry: ModelEntry) -> bool:
-        return entry.is_rough and not entry.retired and entry.key not in self._failed
+        if entry.retired or entry.key in self._failed or not self._why_due(entry):
+            return False
+        return self._monotonic_s() >= self._again_at.get(entry.key, (0.0, 0.0))[0]
