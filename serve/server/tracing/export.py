@@ -18,7 +18,7 @@ from serve.ipc.signals import DRAINING, HANGUP, IGNORED
 from serve.obs.log import setup_logging
 from serve.obs.record import RequestRecord
 from serve.server.tracing.sender import END_S, ExportCounts, ExportSettings
-from serve.server.tracing.spans import spans_of
+from serve.server.tracing.spans import GroupMates, spans_of
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +40,7 @@ class Exporter:
         #: Requests that came too fast; the reading thread counts them.
         self._left_out = 0
         self._failing = False
+        self._mates = GroupMates()
         # The variables OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES count, too.
         self._resource = Resource.create({"service.version": settings.version})
         if str(self._resource.attributes["service.name"]).startswith("unknown_service"):
@@ -72,8 +73,13 @@ class Exporter:
 
     def _export(self, records: list[RequestRecord]) -> None:
         if records:
-            # All that come are traced.
-            spans = [s for record in records for s in spans_of(record, 1.0, self._resource)]
+            # All that come are traced, those of a group mostly in one batch.
+            self._mates.add(records, 1.0)
+            spans = [
+                span
+                for record in records
+                for span in spans_of(record, 1.0, self._resource, self._mates.links(record))
+            ]
             good = self._exporter.export(spans) is SpanExportResult.SUCCESS
             if good:
                 self._counts.exported += len(records)

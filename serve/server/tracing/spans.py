@@ -1,15 +1,16 @@
 """The spans of a request, in OpenTelemetry's classes; for the process that exports them."""
 
-from collections.abc import Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
+from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 from serve.obs.record import RequestRecord
-from serve.obs.trace_ids import span_id_of, trace_of
+from serve.obs.trace_ids import TraceIds, span_id_of, trace_of
 
 #: What OpenTelemetry calls the code that made spans.
 _SCOPE = InstrumentationScope("gnnserve")
@@ -47,21 +48,59 @@ _OF_RUN = {
 }
 
 
-def spans_of(record: RequestRecord, share: float, resource: Resource) -> list[ReadableSpan]:
+class GroupMates:
+    """Spans of traced requests by the group that they were planned in, to link them.
+
+    Requests of a group end at about the same time, so groups of a while ago are forgotten.
+    """
+
+    def __init__(self, most_groups: int = 1000, most_links: int = 32) -> None:
+        """Keep so many groups, and so many of the latest requests of each."""
+        self._most_groups, self._most_links = most_groups, most_links
+        self._groups: OrderedDict[int, list[tuple[str, TraceIds]]] = OrderedDict()
+
+    def add(self, records: Iterable[RequestRecord], share: float) -> None:
+        """Take in finished requests, before links to them are asked for."""
+        for record in records:
+            ids = trace_of(record, share)
+            if ids is None or record.group_size < 2 or record.lane < 0:
+                continue
+            mates = self._groups.setdefault(record.group_id, [])
+            self._groups.move_to_end(record.group_id)
+            mates.append((record.request_uid, ids))
+            del mates[: -self._most_links]
+        while len(self._groups) > self._most_groups:
+            self._groups.popitem(last=False)
+
+    def links(self, record: RequestRecord) -> list[Link]:
+        """Return links to the spans of the others in the request's group that are known so far."""
+        if record.group_size < 2 or record.lane < 0:
+            return []
+        return [
+            Link(_context(ids.trace_id, ids.span_id), {"gnnserve.link": "group"})
+            for uid, ids in self._groups.get(record.group_id, ())
+            if uid != record.request_uid
+        ]
+
+
+def _context(trace_id: str, span_id: str, *, remote: bool = False) -> SpanContext:
+    flags = TraceFlags(TraceFlags.SAMPLED)
+    return SpanContext(int(trace_id, 16), int(span_id, 16), remote, flags)
+
+
+def spans_of(
+    record: RequestRecord, share: float, resource: Resource, links: Sequence[Link] = ()
+) -> list[ReadableSpan]:
     """Return the spans of a finished request; none if it is not traced.
 
-    The first is the request's own. `wait`, `run` and `answer` follow each other and fill it;
-    `stage` is the part of `wait` in which the inputs were prepared.
+    The first is the request's own, which has the links. `wait`, `run` and `answer` follow each
+    other and fill it; `stage` is the part of `wait` in which the inputs were prepared.
     """
     trace = trace_of(record, share)
     if trace is None:
         return []
-    trace_id, uid = int(trace.trace_id, 16), record.request_uid.encode()
-
-    def context(span_id: str, *, remote: bool = False) -> SpanContext:
-        flags = TraceFlags(TraceFlags.SAMPLED)
-        return SpanContext(trace_id, int(span_id, 16), remote, flags)
-
+    uid = record.request_uid.encode()
+    context = partial(_context, trace.trace_id)
     failed = Status(StatusCode.ERROR, record.message or record.reason or record.status)
     make = partial(ReadableSpan, resource=resource, instrumentation_scope=_SCOPE)
     own = context(trace.span_id)
@@ -72,6 +111,7 @@ def spans_of(record: RequestRecord, share: float, resource: Resource) -> list[Re
             parent=context(trace.parent_id, remote=True) if trace.parent_id else None,
             attributes=_attributes(record, _ATTRIBUTES),
             kind=SpanKind.SERVER,
+            links=links,
             status=Status(StatusCode.UNSET) if record.status == "OK" else failed,
             start_time=record.arrived_unix_ns,
             end_time=record.arrived_unix_ns + record.latency_ns,
