@@ -8,7 +8,7 @@ import difflib
 import re
 import tomllib
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -120,7 +120,11 @@ def _fits(value: Any, kind: Any, name: str, problems: list[str]) -> bool:
     try:
         msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        problems.append(_told(error, name))
+        if get_origin(kind) is Literal and isinstance(value, str):
+            choices = ", ".join(map(str, get_args(kind)))
+            problems.append(f"{name}: '{value}' is not one of {choices}")
+        else:
+            problems.append(_told(error, name))
         return False
     return True
 

@@ -106,9 +106,12 @@ def _budget_bytes(config: Config, report: CheckReport, where: str) -> int | None
     """Return the memory budget; None when an error in the configuration leaves it open."""
     # Values with an error, reported before, are replaced by their defaults.
     device, scheduling = config.device, config.scheduling
-    wrong_size = any(": device.memory_budget: " in problem for problem in report.errors)
-    if wrong_size:
-        device = msgspec.structs.replace(device, memory_budget=None)
+    wrong_sizes = {
+        key: None
+        for key in ("memory_budget", "max_lane_memory")
+        if any(f": device.{key}: " in problem for problem in report.errors)
+    }
+    device = msgspec.structs.replace(device, **wrong_sizes)
     if scheduling.discipline not in DISCIPLINES:
         scheduling = SchedulingConfig()
     try:
@@ -116,7 +119,7 @@ def _budget_bytes(config: Config, report: CheckReport, where: str) -> int | None
     except ServeError as error:
         report.errors.append(f"{where}{error}")
         return None
-    return None if wrong_size else found.budget_bytes
+    return None if "memory_budget" in wrong_sizes else found.budget_bytes
 
 
 # -- files and folders ----------------------------------------------------------------------------

@@ -137,6 +137,35 @@ SERVER_MISTAKES = {
     "access log": ("report.access_log", "logs does not exist"),
     "graph": ("graph[0].file", "absent.npz: no such file"),
 }
+#: More keys of the server's file, with a value that cannot be, and the rule that is told.
+KEY_MISTAKES = {
+    "server.max_connections": (0, "Expected `int` >= 1"),
+    "server.receive_timeout_s": (-1, "Expected `float` > 0.0"),
+    "server.front": ("rust", "'rust' is not one of "),
+    "server.shared_memory": ("yes", "'yes' is not one of auto, on, off"),
+    "server.max_run_s": (0, "Expected `float` > 0.0"),
+    "server.start_timeout_s": ("long", "Expected `float`, got `str`"),
+    "server.reject_nonfinite": ("yes", "Expected `bool`, got `str`"),
+    "server.max_message": ("lots", "'lots' is not a size"),
+    "models.executor": ("fast", "'fast' is not one of "),
+    "models.compile": (1, "Expected `bool`, got `int`"),
+    "models.cache_limit": ("2 GoB", "'2 GoB' is not a size"),
+    "models.calibration_s": (0, "Expected `float` > 0.0"),
+    "device.lanes": (0, "Expected `int` >= 1"),
+    "device.lane_niceness": (21, "Expected `int` <= 20"),
+    "device.lane_network": ("maybe", "'maybe' is not one of off, on"),
+    "device.max_lane_memory": ("some", "'some' is not a size"),
+    "scheduling.qos_factor": (0.5, "Expected `float` >= 1.0"),
+    "scheduling.window_ms": (0, "Expected `float` > 0.0"),
+    "scheduling.shed_late": ("no", "Expected `bool`, got `str`"),
+    "report.keep": ("soon", "'soon' is not a duration"),
+    "report.max_size": ("big", "'big' is not a size"),
+    "report.access_log_share": (2, "Expected `float` <= 1.0"),
+    "report.record_size": ("?", "'?' is not a size"),
+    "log.format": ("xml", "'xml' is not one of auto, json, text"),
+    "log.level": ("LOUD", "'LOUD' is not one of DEBUG, INFO, WARNING, ERROR"),
+    "traces.share": (3, "Expected `float` <= 1.0"),
+}
 NO_CUDA = ("device.kind: 'cuda': ",)
 
 
@@ -161,20 +190,29 @@ def found(tmp_path_factory):
         max_qeue = 3
         grpc_port = 70000
         http_port = "8002"
+        {lines_of("server")}
         [auth]
         tokens_file = "tokens.toml"
         [models]
         load = {names}
         cache = "cache"
+        {lines_of("models")}
         [device]
         kind = "cuda"
         memory_budget = 3
+        {lines_of("device")}
         [scheduling]
         policy = "lifo"
+        {lines_of("scheduling")}
         [report]
         database = "nowhere/report.db"
         journal = "journal"
         access_log = "logs/access.jsonl"
+        {lines_of("report")}
+        [log]
+        {lines_of("log")}
+        [traces]
+        {lines_of("traces")}
         [[graph]]
         name = "g"
         file = "absent.npz"
@@ -212,8 +250,22 @@ def has_gpu():
 MISTAKES = {
     **{name: told for name, (_, told) in (MODEL_MISTAKES | FILE_MISTAKES).items()},
     **{name: ("server.toml: ", *told) for name, told in SERVER_MISTAKES.items()},
+    **{key: (f"server.toml: {key}: ", told) for key, (_, told) in KEY_MISTAKES.items()},
     "two, the second": ("two/config.toml", "unknown key 'qso'; did you mean 'qos'?"),
 }
+
+
+def lines_of(section):
+    """The lines of a section of the server's file with its mistakes."""
+    return "\n".join(
+        f"{key.partition('.')[2]} = {json.dumps(value)}"
+        for key, (value, _) in KEY_MISTAKES.items()
+        if key.startswith(f"{section}.")
+    )
+
+
+def test_there_are_fifty():
+    assert len(MISTAKES) >= 50
 
 
 @pytest.mark.parametrize("told", MISTAKES.values(), ids=MISTAKES)

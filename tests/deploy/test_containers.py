@@ -1,10 +1,15 @@
 """The files for containers say what the server understands, and keep their own rules."""
 
+import copy
+import json
 import re
 import shutil
 import subprocess
 
+import jsonschema
 import pytest
+import referencing
+import referencing.jsonschema
 import yaml  # type: ignore[import-untyped]
 
 from bench.kit.servers import ROOT
@@ -18,6 +23,8 @@ KINDS = {
 }
 POD = KINDS["Deployment"]["spec"]["template"]["spec"]
 (CONTAINER,) = POD["containers"]
+#: Of each release of Kubernetes, as `.ci/packages` installs them.
+SCHEMAS = ROOT / "build/schemas/kubernetes_validate/kubernetes-json-schema"
 COMPOSE = yaml.safe_load((ROOT / "configs/compose.yaml").read_text())
 
 
@@ -83,6 +90,58 @@ def test_probes_and_ports_are_those_of_the_server(config):
     labels = KINDS["Deployment"]["spec"]["template"]["metadata"]["labels"]
     assert KINDS["Service"]["spec"]["selector"] == labels
     assert KINDS["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"] == labels
+
+
+def schema_of(manifest, release):
+    """The strict schema of an object, which allows no unknown field; None for none."""
+    name = "-".join(
+        [manifest["kind"].lower(), *manifest["apiVersion"].removesuffix(".k8s.io").split("/")]
+    )
+    path = SCHEMAS / f"v{release}.0-local-strict" / f"{name}.json"
+    if not path.exists():
+        return None
+    base = referencing.Resource.from_contents(
+        json.loads(path.read_text()), default_specification=referencing.jsonschema.DRAFT7
+    )
+
+    def retrieve(uri):
+        text = (path.parent / uri.rpartition("/")[2]).read_text()
+        return referencing.Resource.from_contents(
+            json.loads(text), default_specification=referencing.jsonschema.DRAFT7
+        )
+
+    registry = referencing.Registry(retrieve=retrieve).with_resource(path.name, base)
+    return jsonschema.Draft7Validator(base.contents, registry=registry)
+
+
+@pytest.mark.skipif(not SCHEMAS.exists(), reason="schemas of Kubernetes are not there")
+@pytest.mark.parametrize("release", ["1.28", "1.33", "1.37"])
+def test_manifests_fit_the_schemas_of_kubernetes(release):
+    for kind, manifest in KINDS.items():
+        schema = schema_of(manifest, release)
+        assert schema is not None, kind
+        assert [error.message for error in schema.iter_errors(manifest)] == [], kind
+
+
+#: What to change in the deployment, and to what: mistakes that a cluster would refuse.
+WRONG_DEPLOYMENTS = {
+    "a misspelt field": (("spec", "template", "spec", "securityContexts"), {}),
+    "a number as text": (("spec", "replicas"), "two"),
+    "a list as an object": (("spec", "template", "spec", "containers"), {}),
+    "a text as a number": (("spec", "template", "spec", "terminationGracePeriodSeconds"), "60s"),
+}
+
+
+@pytest.mark.skipif(not SCHEMAS.exists(), reason="schemas of Kubernetes are not there")
+@pytest.mark.parametrize("wrong", WRONG_DEPLOYMENTS)
+def test_the_schemas_notice_mistakes(wrong):
+    (*way, last), value = WRONG_DEPLOYMENTS[wrong]
+    manifest = copy.deepcopy(KINDS["Deployment"])
+    place = manifest
+    for name in way:
+        place = place[name]
+    place[last] = value
+    assert list(schema_of(manifest, "1.37").iter_errors(manifest))
 
 
 def test_the_composition_mounts_files_that_are_there():

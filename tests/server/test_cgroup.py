@@ -15,6 +15,9 @@ V1_MEMORY = "32 24 0:28 {root} /sys/fs/cgroup/memory rw - cgroup cgroup rw,memor
 OTHER = r"33 24 8:1 / /a\040disk rw - ext4 /dev/sda1 rw"
 
 
+BURSTABLE = "kubepods.slice/kubepods-burstable.slice"
+
+
 def make(folder, cgroup, mounts, files):
     """A root folder with these groups, mounts and files of groups."""
     proc = folder / "proc" / "self"
@@ -112,6 +115,101 @@ def make(folder, cgroup, mounts, files):
             },
             Limits(1.0, 9 * GIB),
             id="version 1, nested",
+        ),
+        pytest.param(
+            ["0::/"],
+            [],
+            {"memory.max": str(GIB)},
+            Limits(None, None),
+            id="groups that are not mounted",
+        ),
+        pytest.param(
+            ["0::/a"],
+            [V2.format(root="/")],
+            {"a/cpu.max": "max 100000", "a/memory.max": "max", "a/memory.high": "max"},
+            Limits(None, None),
+            id="no limit at all",
+        ),
+        pytest.param(
+            ["0::/kubepods.slice/kubepods-burstable.slice/kubepods-pod1.slice/cri-1.scope"],
+            [V2.format(root="/")],
+            {
+                f"{BURSTABLE}/kubepods-pod1.slice/cri-1.scope/cpu.max": "300000 100000",
+                f"{BURSTABLE}/kubepods-pod1.slice/cpu.max": "350000 100000",
+                f"{BURSTABLE}/kubepods-pod1.slice/cri-1.scope/memory.max": str(6 * GIB),
+                f"{BURSTABLE}/memory.max": str(60 * GIB),
+            },
+            Limits(3.0, 6 * GIB),
+            id="a pod seen from the node",
+        ),
+        pytest.param(
+            ["0::/kubepods/besteffort/pod1/box"],
+            [V2.format(root="/")],
+            {"kubepods/memory.max": str(48 * GIB), "kubepods/cpu.max": "max 100000"},
+            Limits(None, 48 * GIB),
+            id="a pod without limits: the node's",
+        ),
+        pytest.param(
+            ["0::/user.slice/user-1000.slice/user@1000.service/app.slice/run-1.scope"],
+            [V2.format(root="/")],
+            {"user.slice/user-1000.slice/memory.high": str(2 * GIB)},
+            Limits(None, 2 * GIB),
+            id="a shell of a user with a limit",
+        ),
+        pytest.param(
+            ["0::/docker/abc"],
+            [V2.format(root="/docker/abc"), V2.format(root="/docker/abc").replace("fs/", "fs2/")],
+            {"cpu.max": "120000 100000", "memory.max": str(GIB)},
+            Limits(1.2, GIB),
+            id="a container that sees its group twice",
+        ),
+        pytest.param(
+            ["0::/lxc/box/init.scope"],
+            [V2.format(root="/lxc/box")],
+            {"memory.max": str(4 * GIB), "init.scope/memory.max": "max", "cpu.max": "400000 50000"},
+            Limits(8.0, 4 * GIB),
+            id="init in a container of LXC, a period of 50 ms",
+        ),
+        pytest.param(
+            ["7:memory:/", "4:cpu,cpuacct:/", "1:name=systemd:/x", "0::/x"],
+            [
+                V1_CPU.format(root="/"),
+                V1_MEMORY.format(root="/"),
+                V2.format(root="/").replace("/sys/fs/cgroup", "/sys/fs/cgroup/unified"),
+            ],
+            {
+                "memory/memory.limit_in_bytes": "9223372036854771712",
+                "cpu,cpuacct/cpu.cfs_quota_us": "-1",
+                "cpu,cpuacct/cpu.cfs_period_us": "100000",
+                "unified/x/memory.max": str(5 * GIB),
+            },
+            Limits(None, 5 * GIB),
+            id="both versions: limits of the second",
+        ),
+        pytest.param(
+            ["7:memory:/ecs/task/box", "4:cpu,cpuacct:/ecs/task/box", "0::/"],
+            [V1_CPU.format(root="/ecs/task/box"), V1_MEMORY.format(root="/ecs/task/box")],
+            {
+                "memory/memory.limit_in_bytes": str(3 * GIB),
+                "cpu,cpuacct/cpu.cfs_quota_us": "50000",
+                "cpu,cpuacct/cpu.cfs_period_us": "100000",
+            },
+            Limits(0.5, 3 * GIB),
+            id="version 1, half a core",
+        ),
+        pytest.param(
+            ["0::/a"],
+            [V2.format(root="/")],
+            {"a/cpu.max": "200000 0", "a/memory.max": "", "memory.max": "much"},
+            Limits(None, None),
+            id="files with nonsense",
+        ),
+        pytest.param(
+            ["0::/a:b/c"],
+            [V2.format(root="/")],
+            {"a:b/c/memory.max": str(GIB), "a:b/cpu.max": "100000 100000"},
+            Limits(1.0, GIB),
+            id="a name with a colon",
         ),
     ],
 )
