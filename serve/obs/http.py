@@ -5,7 +5,7 @@ It is the HTTP port of a server without the gateway (``serve.rest``), and what t
 =====================  ============================================================
 ``/v2/health/live``    200 while the process works, else 503
 ``/v2/health/ready``   200 while requests are accepted: warmed up, not draining; else 503
-``/metrics``           Prometheus text format
+``/metrics``           Prometheus text format, or OpenMetrics where `Accept` names it
 ``/report``            the QoS report as a page; ``?since=10m`` limits it, as do the other
                        filters of ``selection``; ``?format=json`` and ``?format=csv``
 ``/report.json``       the same numbers as JSON
@@ -18,6 +18,7 @@ answer or keep the server from stopping.
 
 import _thread
 import errno
+import gzip
 import logging
 import os
 import secrets
@@ -28,6 +29,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from email.message import Message
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -39,7 +41,7 @@ from serve.access.callers import Callers
 from serve.access.certificates import Certificates, names_of
 from serve.access.rules import decide
 from serve.errors import ConfigError, ErrorCode, ServeError
-from serve.obs.metrics import CONTENT_TYPE as METRICS_TYPE
+from serve.obs.exposition import wanted_type
 from serve.obs.offline import Form, make_report
 from serve.obs.selection import selection_of
 
@@ -57,14 +59,16 @@ CHALLENGE = 'Bearer realm="gnnserve", Basic realm="gnnserve"'
 #: Alternative names of a client's certificate.
 Names = tuple[str, ...]
 HttpAnswer = tuple[HTTPStatus, str, bytes]
-#: Answers the request for a target, with its credentials.
-_Answer = Callable[[str, str | None, Names], HttpAnswer]
+#: Answers the request for a target, with its headers and the names of its certificate.
+_Answer = Callable[[str, Message, Names], HttpAnswer]
 
 #: Process, user and group id.
 _CREDENTIALS = struct.Struct("3i")
 _MAX_CONNECTIONS = 64
 #: Time for a client to send its request, and again to receive the answer.
 _CLIENT_S = 10.0
+#: Shorter answers are not compressed.
+_LEAST_COMPRESSED_BYTES = 1024
 #: Time for unfinished answers when the port closes.
 _STOP_S = 1.0
 #: Interval of checking the time limits.
@@ -105,7 +109,7 @@ class HttpPort:
         *,
         live: Callable[[], bool],
         ready: Callable[[], bool],
-        metrics: Callable[[], bytes],
+        metrics: Callable[[str], bytes],
         database: Path,
         callers: Callers | None = None,
         certificates: Certificates | None = None,
@@ -116,7 +120,7 @@ class HttpPort:
             listener: Listening socket, which `stop` closes.
             live: Tells whether the process works.
             ready: Tells whether requests are accepted.
-            metrics: Returns the metrics in Prometheus' text format.
+            metrics: Returns the metrics in the form of a content type of ``exposition``.
             database: Database of the report.
             callers: Finds whom requests come from; None to let everybody do everything, as on a
                 Unix socket, where only processes of this user are heard.
@@ -144,10 +148,10 @@ class HttpPort:
         self._server.server_close()
         self._server.close_connections()
 
-    def _answer(self, target: str, authorization: str | None, names: Names) -> HttpAnswer:
+    def _answer(self, target: str, headers: Message, names: Names) -> HttpAnswer:
         url = urlsplit(target)
         if self._callers is not None and url.path in _PATHS:
-            caller = self._callers.find(authorization, names)
+            caller = self._callers.find(headers["Authorization"], names)
             if (refused := decide(f"GET {url.path}", caller)) is not None:
                 return _text(HTTPStatus(refused.code.http_status), str(refused))
         if url.path == "/v2/health/live":
@@ -155,7 +159,8 @@ class HttpPort:
         if url.path == "/v2/health/ready":
             return _health(self._ready())
         if url.path == "/metrics":
-            return HTTPStatus.OK, METRICS_TYPE, self._metrics()
+            content_type = wanted_type(headers["Accept"])
+            return HTTPStatus.OK, content_type, self._metrics(content_type)
         if url.path in _REPORTS:
             return self._report(_REPORTS[url.path], url.query)
         known = " ".join(_PATHS)
@@ -289,9 +294,7 @@ def _handler(answer: _Answer) -> type[BaseHTTPRequestHandler]:
         def _send(self, with_body: bool) -> None:
             self.server.waits_for_client(self.connection, False)
             try:
-                status, content_type, body = answer(
-                    self.path, self.headers.get("Authorization"), self._names()
-                )
+                status, content_type, body = answer(self.path, self.headers, self._names())
             except Exception:
                 _log.exception("GET %s failed", self.path)
                 status, content_type, body = _text(
@@ -300,6 +303,10 @@ def _handler(answer: _Answer) -> type[BaseHTTPRequestHandler]:
             self.server.waits_for_client(self.connection, True)
             self.send_response(status)
             self.send_header("Content-Type", content_type)
+            if _is_compressed(self.headers["Accept-Encoding"], body):
+                body = gzip.compress(body, compresslevel=1)
+                self.send_header("Content-Encoding", "gzip")
+            self.send_header("Vary", "Accept, Accept-Encoding")
             self.send_header("Content-Length", str(len(body)))
             self.send_header("Cache-Control", "no-store")
             if status == ErrorCode.UNAUTHENTICATED.http_status:
@@ -317,6 +324,14 @@ def _handler(answer: _Answer) -> type[BaseHTTPRequestHandler]:
             _log.debug(format, *args)
 
     return Handler
+
+
+def _is_compressed(accepted: str | None, body: bytes) -> bool:
+    """Return True when the header `Accept-Encoding` allows gzip and the body is worth it."""
+    if len(body) < _LEAST_COMPRESSED_BYTES or accepted is None:
+        return False
+    codings = (part.partition(";") for part in accepted.lower().replace(" ", "").split(","))
+    return any(name == "gzip" and weight not in ("q=0", "q=0.0") for name, _, weight in codings)
 
 
 def _peer_uid(connection: socket.socket) -> int:

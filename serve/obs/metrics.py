@@ -13,16 +13,14 @@ from prometheus_client import (
     Gauge,
     Info,
     ProcessCollector,
-    generate_latest,
 )
 
 from serve.obs import host_usage
+from serve.obs.exposition import PLAIN, exposed
 from serve.obs.histograms import Histograms
 from serve.obs.record import RequestRecord, ServerRun
 from serve.obs.scraped import EngineSnapshot, EngineState, PortSnapshot, PortState
 from serve.obs.triton_metrics import TritonMetrics
-
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _SLACK_S = (-1.0, -0.25, -0.1, -0.05, -0.025, -0.01, -0.005, -0.0025, -0.001, 0.0,
             0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)  # fmt: skip
@@ -196,6 +194,6 @@ class Metrics:
         """Show the gRPC port too; each scrape calls `snapshot` once."""
         self.registry.register(PortState(snapshot))
 
-    def text(self) -> bytes:
-        """Return the metrics in Prometheus' text format, `CONTENT_TYPE`."""
-        return generate_latest(self.registry)
+    def text(self, content_type: str = PLAIN) -> bytes:
+        """Return the metrics in the form of a content type of ``exposition``."""
+        return exposed(self.registry, content_type)

@@ -32,6 +32,8 @@ class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     quarantined: tuple[str, ...] = ()
     #: Lanes that can take a task.
     lanes_up: int
+    #: For how long each lane has had its run; 0 for one without.
+    running_ns: dict[int, int] = {}
     #: Restarts of lanes since the start of the server.
     lane_restarts: int
     #: True when the system does not keep models from all that they should not do.
@@ -163,6 +165,14 @@ class EngineState(Collector):
         for lane, size_bytes in now.lane_bytes.items():
             by_lane.add_metric([str(lane)], size_bytes)
         yield by_lane
+        running = GaugeMetricFamily(
+            "gnnserve_lane_running_seconds",
+            "Time since the launch of the lane's run; 0 for a lane without one",
+            labels=("lane",),
+        )
+        for lane, time_ns in now.running_ns.items():
+            running.add_metric([str(lane)], time_ns / 1e9)
+        yield running
         gathered = CounterMetricFamily(
             "gnnserve_gathered_rows",
             "Feature rows gathered, by graph and by memory; counted for every eighth request",

@@ -92,22 +92,25 @@ class Backend:
         wanted = pb.ModelConfigRequest(name=name, version=version)
         return (await self.call(self.standard.ModelConfig, wanted, PROBE_S)).config
 
-    async def fetch(self, target: str, limit_s: float) -> Fetched:
-        """GET `target` from the main process. Raises RestError when that does not answer."""
+    async def fetch(self, target: str, limit_s: float, accept: str = "*/*") -> Fetched:
+        """GET `target` from the main process, which chooses the form by `accept`.
+
+        Raises RestError when it does not answer.
+        """
         try:
             async with asyncio.timeout(limit_s):
-                return await self._fetch(target)
+                return await self._fetch(target, accept)
         except TimeoutError:
             text = f"the server's main process did not answer within {limit_s:g} s"
         except (OSError, h11.ProtocolError) as error:
             text = f"the server's main process cannot be reached: {error}"
         raise RestError(HTTPStatus.SERVICE_UNAVAILABLE, text)
 
-    async def _fetch(self, target: str) -> Fetched:
+    async def _fetch(self, target: str, accept: str) -> Fetched:
         reader, writer = await asyncio.open_unix_connection(f"\0{self._http_backend}")
         try:
             protocol = h11.Connection(h11.CLIENT)
-            headers = [("Host", "gnnserve"), ("Connection", "close")]
+            headers = [("Host", "gnnserve"), ("Connection", "close"), ("Accept", accept)]
             asked = protocol.send(h11.Request(method="GET", target=target, headers=headers))
             writer.write((asked or b"") + (protocol.send(h11.EndOfMessage()) or b""))
             status, kind, body = 0, "", bytearray()

@@ -1,7 +1,9 @@
 """The gateway's own metrics, which it adds to those of the main process."""
 
 import prometheus_client
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from serve.obs.exposition import PLAIN, exposed
 
 #: Reasons of `gnnserve_rest_refused_total`; each is there from the start, with count 0.
 BODY_SIZE = "body_size"
@@ -51,6 +53,6 @@ class Counts:
         """Count a refusal."""
         self._refused.labels(reason).inc()
 
-    def text(self) -> bytes:
-        """Return the metrics in Prometheus' text format."""
-        return generate_latest(self._registry)
+    def text(self, content_type: str = PLAIN) -> bytes:
+        """Return the metrics in the form of a content type of ``exposition``."""
+        return exposed(self._registry, content_type)

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 
+from serve.obs.exposition import before, wanted_type
 from serve.pb import grpc_service_pb2 as pb
 from serve.rest.backend import PROBE_S, REPORT_S, Backend
 from serve.rest.bodies import BodyReader
@@ -27,6 +28,8 @@ _NOT_OFFERED = (
     ("CudaSharedMemoryRegister", "/v2/cudasharedmemory/region/{region}/register"),
     ("CudaSharedMemoryUnregister", "/v2/cudasharedmemory/region/{region}/unregister"),
 )
+
+_VARY = "Accept, Accept-Encoding"
 
 
 class IndexBody(msgspec.Struct):
@@ -207,8 +210,10 @@ class Paths:
 
     async def metrics(self, request: Request) -> HttpReply:
         """Return the metrics of the main process, and the gateway's own."""
-        found = await self._backend.fetch("/metrics", PROBE_S)
-        return HttpReply(found.body + self._counts.text(), found.content_type, found.status)
+        accept = wanted_type(request.headers.get("accept"))
+        found = await self._backend.fetch("/metrics", PROBE_S, accept)
+        content = before(self._counts.text(found.content_type), found.body)
+        return HttpReply(content, found.content_type, found.status, {"Vary": _VARY})
 
     async def report(self, request: Request) -> HttpReply:
         """Return the report of the requests so far."""

@@ -4,6 +4,7 @@ import threading
 
 from serve.ipc.shared_pool import SharedPool
 from serve.obs.scraped import EngineSnapshot
+from serve.server import clock
 from serve.server.catalogue import ModelCatalogue
 from serve.server.driver import Driver
 from serve.server.graphs import GraphStore
@@ -41,6 +42,9 @@ def take_snapshot(
                 sorted({e.spec.name for e in entries if driver.quarantine_reason(e.key)})
             ),
             lanes_up=driver.lanes.ready_count,
+            running_ns={
+                int(lane): ns for lane, ns in driver.lanes.running_ns(clock.now_ns()).items()
+            },
             lane_restarts=pool.restarts,
             unconfined=bool(pool.unconfined),
             lanes_recycled=driver.lanes.recycled,

@@ -87,6 +87,14 @@ class LaneMonitor:
         """Number of lanes that have all models and may be given tasks."""
         return len(self._ready)
 
+    def running_ns(self, now_ns: int) -> dict[LaneId, int]:
+        """Return for how long each lane has had its run; 0 for one without. Under the lock."""
+        runs = self._runs
+        return {
+            lane: now_ns - runs[lane].launched_ns if lane in runs else 0
+            for lane in self._pool.lane_ids
+        }
+
     def wait_ready(self, timeout_s: float) -> int:
         """Wait until all lanes are ready or time runs out; return how many are."""
         with self._ready_changed:

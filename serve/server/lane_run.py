@@ -11,6 +11,7 @@ from serve.core.types import Bytes, Completed, FailReason, LaneId, Nanos, Task, 
 from serve.errors import InvariantViolation
 from serve.ipc.messages import Part, RunTask, TaskDone, TaskError
 from serve.server.catalogue import ModelEntry
+from serve.server.clock import now_ns
 from serve.server.request_inputs import RequestInputs
 
 #: Reasons for the end of a run that leave the lane intact.
@@ -51,6 +52,7 @@ class LaneRun:
         self.members = tuple(members)
         self.lane_id = lane_id
         self.entry = self.members[0].entry
+        self.launched_ns = now_ns()
         #: When the lane began it, as it says at the end; 0 before, or when that is not known.
         self.began_ns = 0
         self._learned = False

@@ -1,5 +1,6 @@
 """The HTTP port, over real sockets."""
 
+import gzip
 import json
 import logging
 import socket
@@ -15,7 +16,11 @@ import serve.obs.http
 from bench.kit.waiting import PATIENCE_S, wait_for
 from serve.errors import ConfigError
 from serve.obs import offline
+from serve.obs.exposition import OPEN, PLAIN
 from serve.obs.http import HttpPort, listening_socket
+
+#: By content type; long enough to be compressed.
+METRICS = {PLAIN: b"up 1\n" * 500, OPEN: b"up 1\n" * 500 + b"# EOF\n"}
 
 
 class Facts:
@@ -32,7 +37,7 @@ def port(database):
         listener,
         live=lambda: facts.live,
         ready=lambda: facts.ready,
-        metrics=lambda: b"up 1\n",
+        metrics=METRICS.get,
         database=database,
     )
     http.start()
@@ -66,6 +71,25 @@ def test_health_follows_the_server(port):
     assert get(port, "/v2/health/live")[0] == 200
 
 
+PROMETHEUS = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3"
+
+
+@pytest.mark.parametrize(
+    ("accept", "kind"), [("*/*", PLAIN), ("text/plain", PLAIN), (PROMETHEUS, OPEN)]
+)
+@pytest.mark.parametrize(
+    ("codings", "packed"), [("gzip", True), ("br, gzip;q=0.5", True), ("gzip;q=0", False)]
+)
+def test_metrics_come_in_the_form_and_coding_that_is_asked_for(port, accept, kind, codings, packed):
+    asked = {"Accept": accept, "Accept-Encoding": codings}
+    url = f"http://127.0.0.1:{port.port}/metrics"
+    with urllib.request.urlopen(urllib.request.Request(url, headers=asked)) as answer:
+        body, told = answer.read(), answer.headers
+    assert told["Content-Type"] == kind
+    assert told["Content-Encoding"] == ("gzip" if packed else None)
+    assert (gzip.decompress(body) if packed else body) == METRICS[kind]
+
+
 def without_memory(*_):
     raise MemoryError
 
@@ -94,7 +118,7 @@ def test_a_connection_whose_thread_ended_before_it_read_is_closed(port, monkeypa
 
 
 def test_metrics_come_as_prometheus_reads_them(port):
-    assert get(port, "/metrics") == (200, "text/plain; version=0.0.4; charset=utf-8", "up 1\n")
+    assert get(port, "/metrics") == (200, PLAIN, METRICS[PLAIN].decode())
 
 
 def test_the_report_as_page_and_as_json(port):
@@ -235,7 +259,7 @@ def test_however_many_connections_are_open_one_more_is_answered(port, monkeypatc
 def test_whoever_waits_for_an_answer_does_not_give_way(port, monkeypatch):
     monkeypatch.setattr(serve.obs.http, "_CLIENT_S", 2 * PATIENCE_S)
     go = threading.Event()
-    port._metrics = lambda: b"up 2\n" if go.wait(PATIENCE_S) else b""
+    port._metrics = lambda _: b"up 2\n" if go.wait(PATIENCE_S) else b""
     with ThreadPoolExecutor(1) as threads:
         asked = threads.submit(get, port, "/metrics")
         wait_for(lambda: None in port._server._open.values(), "a request being answered")
@@ -246,7 +270,7 @@ def test_whoever_waits_for_an_answer_does_not_give_way(port, monkeypatch):
 
 
 def test_a_client_that_does_not_read_does_not_keep_the_port_open(port):
-    port._metrics = lambda: b"x" * 50_000_000
+    port._metrics = lambda _: b"x" * 50_000_000
     with socket.create_connection(("127.0.0.1", port.port)) as client:
         client.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
         assert client.recv(4) == b"HTTP"
@@ -255,7 +279,7 @@ def test_a_client_that_does_not_read_does_not_keep_the_port_open(port):
 
 
 def test_a_failure_behind_the_port_is_an_answer(port, caplog):
-    port._metrics = lambda: 1 / 0
+    port._metrics = lambda _: 1 / 0
     status, _, body = get(port, "/metrics")
     assert status == 500
     assert "ZeroDivisionError" not in body

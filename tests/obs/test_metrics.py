@@ -1,9 +1,13 @@
 """Scrapes after a handful of requests, read by Prometheus' own parser."""
 
+import re
+
 import msgspec
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_families
 from prometheus_client.parser import text_string_to_metric_families
 
+from serve.obs.exposition import OPEN
 from serve.obs.host_usage import HostUsage
 from serve.obs.metrics import Metrics
 from serve.obs.scraped import EngineSnapshot, PortSnapshot
@@ -38,6 +42,31 @@ def scrape(*records):
         for family in families
         for sample in family.samples
     }
+
+
+def test_openmetrics_says_the_same():
+    metrics = Metrics(RUN, lambda: SNAPSHOT)
+    metrics.observe(record("a"))
+    metrics.observe(late("b"))
+    text = metrics.text(OPEN).decode()
+    assert text.endswith("# EOF\n")
+    # The client library's parser refuses a count without a sum, which the library itself writes
+    # where bounds are negative, and which Prometheus reads.
+    text = re.sub(r"^gnnserve_qos_slack_seconds_count.*\n", "", text, flags=re.M)
+    found = {
+        (sample.name, *sorted(sample.labels.items())): sample.value
+        for family in open_families(text)
+        for sample in family.samples
+    }
+    plain = {
+        (sample.name, *sorted(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(metrics.text().decode())
+        for sample in family.samples
+        if sample.name != "gnnserve_qos_slack_seconds_count"
+    }
+    assert found.keys() == plain.keys()
+    of_requests = [key for key in plain if not key[0].startswith(("process_", "nv_cpu_"))]
+    assert {key: found[key] for key in of_requests} == {key: plain[key] for key in of_requests}
 
 
 def test_tritons_names_count_and_add_up():

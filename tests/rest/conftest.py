@@ -32,6 +32,10 @@ class Answer:
         return json.loads(self.body)
 
 
+#: Of the main process.
+METRICS = b"up 1\n"
+
+
 class Gateway:
     """The processes of the tests, and what they need of each."""
 
@@ -49,12 +53,12 @@ class Gateway:
         self.grpc_port = self.rpc.start()
         stack.callback(self.stop_rpc)
         name, private = private_socket()
-        self.metrics = b"up 1\n"
+        self.metrics = METRICS
         backend = HttpPort(
             private,
             live=lambda: self.engine.live,
             ready=lambda: self.engine.ready,
-            metrics=lambda: self.metrics,
+            metrics=lambda _: self.metrics,
             database=self.database,
         )
         backend.start()
@@ -112,6 +116,7 @@ def gateway(shared_gateway):
     yield shared_gateway
     engine = shared_gateway.engine
     engine.let_go()
+    shared_gateway.metrics = METRICS
     engine.ready = engine.live = True
     engine.refuse_with = engine.fail_with = None
     engine.measured_bytes = 2048

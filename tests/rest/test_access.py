@@ -187,7 +187,7 @@ def test_the_port_without_a_gateway_has_the_same_rules(tmp_path):
     listener = listening_socket("127.0.0.1", 0)
     port = listener.getsockname()[1]
     http_port = HttpPort(
-        listener, live=lambda: True, ready=lambda: True, metrics=lambda: b"up 1\n",
+        listener, live=lambda: True, ready=lambda: True, metrics=lambda _: b"up 1\n",
         database=tmp_path / "none.db", callers=callers_of(tmp_path), certificates=certificates,
     )  # fmt: skip
     http_port.start()

@@ -1,9 +1,11 @@
 """Paths of the Open Inference Protocol: what is answered, with which status."""
 
+import gzip
 import json
 
 import numpy as np
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from bench.kit.waiting import wait_for
 from serve.errors import (
@@ -211,9 +213,20 @@ def test_metrics_of_both_processes_are_on_one_page(gateway):
     answer = gateway.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
     text = answer.body.decode()
-    assert text.startswith("up 1\n")
+    assert "up 1\n" in text
     assert 'gnnserve_rest_requests_total{status="404"}' in text
     assert "gnnserve_rest_connections 1.0" in text
+
+
+def test_openmetrics_of_both_processes_are_one_text(gateway):
+    gateway.metrics = b"# TYPE up gauge\nup 1\n# EOF\n"
+    accept = "application/openmetrics-text;version=1.0.0,text/plain;q=0.3"
+    answer = gateway.get("/metrics", **{"Accept": accept, "Accept_Encoding": "gzip"})
+    assert answer.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+    assert answer.headers["content-encoding"] == "gzip"
+    text = gzip.decompress(answer.body).decode()
+    names = {family.name for family in text_string_to_metric_families(text)}
+    assert {"up", "gnnserve_rest_requests", "gnnserve_rest_refused"} <= names
 
 
 def test_a_client_that_goes_away_cancels_its_request(gateway, engine):
