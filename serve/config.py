@@ -38,6 +38,7 @@ SIZE_KEYS = frozenset(
         "device.memory_budget",
         "device.max_lane_memory",
         "device.max_lane_files",
+        "report.journal_size",
         "report.record_size",
         "report.record_payloads_size",
         "training.memory",
@@ -300,6 +301,8 @@ class ReportConfig(Section, frozen=True):
     max_size: str = "2 GiB"
     #: File for every event and command of the scheduler, to replay them; None: no journal.
     journal: str | None = None
+    #: Size of the journal at which it ends.
+    journal_size: str = "1 GiB"
     #: File for a line of JSON about each finished request; None: no access log.
     access_log: str | None = None
     #: Share of the requests answered in time that get such a line; late and failed ones always do.
@@ -317,6 +320,11 @@ class ReportConfig(Section, frozen=True):
     record_payloads_size: str = "1 GiB"
     #: Inputs whose values are zeros in it.
     record_redacted: tuple[str, ...] = ()
+
+    @property
+    def journal_bytes(self) -> int:
+        """`journal_size` in bytes."""
+        return parse_bytes(self.journal_size, "report.journal_size")
 
     @property
     def record_payloads_bytes(self) -> int:
@@ -525,6 +533,7 @@ def _broken_rules(config: Config) -> Iterator[str]:
         lambda: config.training.memory_bytes,
         lambda: config.report.keep_ns,
         lambda: config.report.max_size_bytes,
+        lambda: config.report.journal_bytes,
         lambda: config.report.record_bytes,
         lambda: config.report.record_payloads_bytes,
         *(lambda graph=graph: graph.hot_memory_bytes for graph in config.graph),

@@ -162,7 +162,9 @@ class Application:
             undo.callback(sink.close)
             journal = None
             if config.report.journal is not None:
-                journal = JournalWriter(config.path(config.report.journal))
+                journal = JournalWriter(
+                    config.path(config.report.journal), config.report.journal_bytes
+                )
                 undo.callback(journal.close)
             cache = calibration_cache(config, device)
             self._engine = Engine(config, device, sink.put, cache, journal)

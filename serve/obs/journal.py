@@ -1,14 +1,15 @@
 """Writer of the scheduler's journal, on a thread of its own.
 
 Putting a step on the queue takes about a microsecond; the thread encodes and writes it. A journal
-with a gap cannot be replayed. When the disk fails or falls behind, the journal therefore ends, the
-log says so, and the server goes on. See ``serve.journal`` for the format.
+with a gap cannot be replayed, and neither can one without its beginning. When it is full, or the
+disk fails or falls behind, the journal therefore ends, the log says so, and the server goes on. See
+``serve.journal`` for the format.
 """
 
 import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
@@ -35,15 +36,16 @@ _Row = tuple[int, Event | TaskId, Sequence[Command], Sequence[TaskEstimate | Non
 class JournalWriter:
     """Records the calls of one scheduler, in order; the caller holds the scheduler's lock."""
 
-    def __init__(self, path: Path) -> None:
-        """Create or empty the file; raises ConfigError when that fails."""
+    def __init__(self, path: Path, most_bytes: int | None = None) -> None:
+        """Create or empty the file; it ends before `most_bytes`. Raises ConfigError on failure."""
         self.path = path
+        self._left_bytes = most_bytes
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
             self._file = os.fdopen(private(str(path), flags), "wb", buffering=0)
         except OSError as error:
             raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
-        self._ended = False
+        self._ended = self._full = False
         #: Estimates of unions that the scheduler asked for since the last step.
         self._unions: list[TaskEstimate | None] = []
         self._closing = threading.Event()
@@ -88,8 +90,7 @@ class JournalWriter:
         if self._ended:
             return
         if self._queue.qsize() >= MAX_WAITING:
-            self._ended = True
-            _log.error("journal %s ends here: the disk does not keep up", self.path)
+            self._end("the disk does not keep up")
             return
         self._queue.put(row)
 
@@ -103,7 +104,18 @@ class JournalWriter:
                 waiting = self._queue.qsize()
                 rows = [first, *(self._queue.get() for _ in range(waiting))]
                 closed = rows[-1] is None
-                self._write(b"".join(_encode(row) for row in rows if row is not None))
+                self._write(b"".join(self._fitting(row for row in rows if row is not None)))
+
+    def _fitting(self, rows: Iterable[_Row]) -> Iterator[bytes]:
+        """Yield the lines of rows, up to the first that the file has no room for."""
+        for row in rows:
+            line = _encode(row)
+            if self._left_bytes is not None:
+                self._left_bytes -= len(line)
+                if self._left_bytes < 0:
+                    self._full = True
+                    return
+            yield line
 
     def _write(self, lines: bytes) -> None:
         if self._ended:
@@ -111,8 +123,14 @@ class JournalWriter:
         try:
             self._file.write(lines)
         except OSError as error:
+            self._end(error.strerror or str(error))
+        if self._full:
+            self._end("it has reached report.journal_size")
+
+    def _end(self, why: str) -> None:
+        if not self._ended:
             self._ended = True
-            _log.error("journal %s ends here: %s", self.path, error.strerror)
+            _log.error("journal %s ends here: %s", self.path, why)
 
 
 def _encode(row: _Row) -> bytes:

@@ -57,6 +57,23 @@ def test_a_disk_that_does_not_keep_up_ends_the_journal_and_not_the_server(
         assert decode(lines).rows == ()
 
 
+def test_a_journal_ends_before_it_is_too_large(tmp_path, caplog):
+    path = tmp_path / "journal.jsonl"
+    writer = JournalWriter(path, 5000)
+    writer.begin(params())
+    for lane in range(500):
+        writer.step(Nanos(lane), LaneReady(LaneId(lane)), [])
+    writer.close()
+    assert caplog.text.count("ends here: it has reached report.journal_size") == 1
+    with path.open("rb") as lines:
+        found = decode(lines)
+    steps = [Step(Nanos(lane), LaneReady(LaneId(lane)), b"[]") for lane in range(500)]
+    assert found.rows == tuple(steps[: len(found.rows)])
+    assert 0 < len(found.rows) < 500
+    # The header is not counted.
+    assert sum(map(len, path.read_bytes().splitlines(keepends=True)[1:])) <= 5000
+
+
 def test_a_disk_that_fails_ends_the_journal_and_not_the_server(tmp_path, caplog):
     full = tmp_path / "journal.jsonl"
     full.symlink_to("/dev/full")
