@@ -16,6 +16,8 @@ from statistics import median
 _WINDOW = 11
 #: Weight of the calibration itself in a fresh window, in observations.
 _PRIOR = 4
+#: Values after which what is expected can be said to disagree with what is measured.
+_TELLING = 50
 
 
 #: Centres of sizes in ns: the lowest, their distance as a logarithm, and how many.
@@ -76,17 +78,40 @@ def _place(expected: float) -> tuple[int, float]:
     return (index, place - index) if index < _CENTRES - 1 else (_CENTRES - 2, 1.0)
 
 
+class RecentMedian:
+    """Median of the latest ratios; 1 until there are enough to tell."""
+
+    def __init__(self, count: int) -> None:
+        self._ratios: deque[float] = deque(maxlen=count)
+
+    def observe(self, ratio: float) -> None:
+        """Take one ratio, positive."""
+        self._ratios.append(ratio)
+
+    @property
+    def value(self) -> float:
+        """The median."""
+        ratios = self._ratios
+        return median(ratios) if len(ratios) == ratios.maxlen else 1.0
+
+
 class Correction:
     """``Drift`` and ``SizeBias`` of one kind of time, each learning what the other leaves."""
 
     def __init__(self) -> None:
         self._drift = Drift()
         self._bias = SizeBias()
+        self._raw = RecentMedian(_TELLING)
 
     @property
     def factor(self) -> float:
         """Slowness of the machine now, over all sizes, as a factor."""
         return self._drift.factor
+
+    @property
+    def disagreement(self) -> float:
+        """Median of measured ÷ expected, uncorrected; 1 until there are enough."""
+        return self._raw.value
 
     def at(self, expected: float) -> float:
         """Return the corrected value, which rises with `expected`."""
@@ -99,6 +124,7 @@ class Correction:
         """
         biased = expected * self._bias.factor(expected)
         if beside == 1.0:
+            self._raw.observe(measured / expected)
             self._bias.observe(measured, expected * self._drift.factor)
         self._drift.observe(measured, biased * beside)
 

@@ -3,7 +3,6 @@
 Called under the driver's lock: nothing here locks, and nothing here may be slow.
 """
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -11,8 +10,8 @@ from math import ceil
 from operator import mul
 from statistics import median
 
-import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from serve.core.types import Bytes, Nanos, TaskEstimate, align_bytes
 from serve.estimate.calibration import Calibration, Linear, TimeFit, with_pairs
@@ -30,8 +29,6 @@ _SAFETY_BYTES = 4096
 _LARGEST_SCALE = 2.0
 #: Upper quantile ÷ median to start with, at most: a calibration beyond was disturbed.
 _WIDEST_BAND = 2.0
-#: Runs after which a calibration can be said to disagree with them.
-_TELLING_RUNS = 50
 #: What joining requests into a union takes (bench/models/merging.py).
 _JOIN_NS, _JOIN_NS_PER_REQUEST, _JOIN_NS_PER_BYTE = 12_000, 3_500, 0.05
 #: An edge staged as int32 and not as int64, in both of its rows.
@@ -153,9 +150,7 @@ class ModelEstimator:
         if mixed is not None:
             self._mixed_planes = _raised(mixed.activations, memory.inputs)
             self._mixed_held = _raised(mixed.held, memory.inputs)
-        self._run = Correction()
-        #: Measured ÷ calibrated of the latest runs beside no other.
-        self._ratios: deque[float] = deque(maxlen=_TELLING_RUNS)
+        self.runs = Correction()
         #: By itself: runs are learned at any load, on cores that load keeps warm.
         self._solo = Correction()
         self._high = Quantile(min(calibration.time.high_ratio, _WIDEST_BAND))
@@ -163,23 +158,14 @@ class ModelEstimator:
 
     def retime(self, time: TimeFit, busy_share: float = 0.0) -> None:
         """Estimate times anew from another calibration; what was learned of memory stays."""
-        self.calibration = msgspec.structs.replace(
-            self.calibration, time=time, busy_share=busy_share
-        )
-        self._run, self._solo = Correction(), Correction()
-        self._ratios.clear()
+        self.calibration = replace(self.calibration, time=time, busy_share=busy_share)
+        self.runs, self._solo = Correction(), Correction()
         self._high = Quantile(min(time.high_ratio, _WIDEST_BAND))
-
-    @property
-    def disagreement(self) -> float:
-        """Median of measured ÷ calibrated time of the latest runs; 1 until there are enough."""
-        seen = self._ratios
-        return median(seen) if len(seen) == seen.maxlen else 1.0
 
     @property
     def time_factor(self) -> float:
         """Slowness of the machine now against calibration, over all sizes, as a factor."""
-        return self._run.factor
+        return self.runs.factor
 
     def estimate(
         self,
@@ -223,7 +209,7 @@ class ModelEstimator:
     def times(self, *counts: int) -> tuple[Nanos, Nanos]:
         """Return its median run and solo time, in ns."""
         fitted = self.fitted_ns(*counts)
-        run = max(1, ceil(self._run.at(fitted)))
+        run = max(1, ceil(self.runs.at(fitted)))
         solo = ceil(self._solo.at(fitted + self._overhead_ns(counts)))
         return Nanos(run), Nanos(max(run, solo))
 
@@ -335,15 +321,14 @@ class ModelEstimator:
             self._observe_peak(counts, (num_loops, by_kind), peak_bytes, held_bytes)
         run_ns = max(1, run_ns)
         fitted = self.fitted_ns(*counts)
-        ratio = run_ns / self._run.at(fitted)
+        ratio = run_ns / self.runs.at(fitted)
         if beside == 0:
-            self._ratios.append(run_ns / fitted)
             self._high.observe(ratio)
-            self._run.observe(run_ns, fitted)
+            self.runs.observe(run_ns, fitted)
         else:
             slowdown = self._slowdown.factor(beside)
             self._slowdown.observe(beside, ratio)
-            self._run.observe(run_ns, fitted, slowdown)
+            self.runs.observe(run_ns, fitted, slowdown)
 
     def observe_solo(self, counts: tuple[int, ...], solo_ns: int) -> None:
         """Learn from a request that came to an idle server and stayed alone, start to end."""
@@ -355,7 +340,7 @@ class ModelEstimator:
 
         They say nothing of how runs scatter.
         """
-        self._run.observe(max(1, run_ns), self.fitted_ns(*counts))
+        self.runs.observe(max(1, run_ns), self.fitted_ns(*counts))
         self.observe_solo(counts, solo_ns)
 
     def _peak(self, counts: tuple[int, ...], content: _Content) -> int:

@@ -105,7 +105,7 @@ class Calibrations:
         if self._settings.calibration_s <= FIRST_CALIBRATION_S:
             return ""  # another one would know no better
         with self._lock:
-            factor = entry.estimator.disagreement
+            factor = entry.estimator.runs.disagreement
         if not 1 / _DISAGREES <= factor <= _DISAGREES:
             return f"its runs take {factor:.2f} times as long as calibrated"
         return "the machine was busy" if entry.estimator.calibration.was_busy else ""

@@ -88,11 +88,9 @@ class Engine:
         self._starting = ModelsAtStart(
             parts.catalogue, parts.rollout, lambda: parts.pool.calibrators.interrupted
         )
+        timed = parts.rollout.calibrations
         self._in_gaps = CalibrationsInGaps(
-            lambda: parts.catalogue.entries,
-            self._idle_s,
-            parts.rollout.calibrations.why_due,
-            parts.rollout.calibrations.complete,
+            lambda: parts.catalogue.entries, self._idle_s, timed.why_due, timed.complete
         )
         self._leaving = self._draining = self._stopped = False
 
