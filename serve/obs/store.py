@@ -24,6 +24,8 @@ _log = logging.getLogger(__name__)
 
 #: Largest database whose integrity is checked at the start; the check reads every page.
 _CHECKED_BYTES = 256 * 2**20
+#: Size to which the write-ahead log is cut when a larger one is not needed any more.
+_MOST_LOG_BYTES = 8 * 2**20
 
 
 def _insert(table: str, names: tuple[str, ...]) -> str:
@@ -91,6 +93,8 @@ class RecordStore:
             give_back_pages(self._db)
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = NORMAL")
+        # The log keeps the size of its largest transaction otherwise.
+        self._db.execute(f"PRAGMA journal_size_limit = {_MOST_LOG_BYTES}")
         migrate(self._db)
         self._buckets = BucketWriter(self._db, int(time.time()))
         run_id = self._db.execute(_INSERT_RUN, msgspec.structs.astuple(facts)).lastrowid

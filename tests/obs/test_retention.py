@@ -87,6 +87,17 @@ def test_a_database_under_load_keeps_its_size(path):
     assert len(found) > 300
 
 
+def test_the_log_of_a_burst_is_cut_again(path):
+    store = RecordStore(path, RUN)
+    log = path.with_name(f"{path.name}-wal")
+    fill(store, 0, 12_000)
+    assert log.stat().st_size > 12 * 2**20
+    for second in range(5):
+        fill(store, 12_000 + 1000 * second, 1000)
+    assert log.stat().st_size <= 8 * 2**20
+    store.close()
+
+
 def test_a_burst_of_rows_is_deleted_faster_than_it_came(path):
     store = RecordStore(path, RUN, retention=Retention(keep_ns=SECOND_NS))
     for batch in range(10):
