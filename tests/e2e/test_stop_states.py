@@ -3,7 +3,6 @@
 import os
 import signal
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -17,9 +16,9 @@ from serve.wire.messages import INFER_METHOD, STREAM_METHOD
 from tests.processes import descendants, http_get, is_running, wait_for
 from tests.rpc.http2 import Http2
 
-DRAIN_S, STOP_S = 2.0, 5.0
-#: What a busy machine may take on top, to deliver the signal and to see the end.
-SLACK_S = 20.0
+#: Beyond both together the server ends itself by force, with code 1. The latter is 5 by default,
+#: which a busy machine may exceed.
+DRAIN_S, STOP_S = 2.0, 30.0
 
 
 @contextmanager
@@ -79,13 +78,8 @@ def test_a_stop_ends_in_time(tmp_path, state):
         "server": {"drain_timeout_s": DRAIN_S, "stop_timeout_s": STOP_S},
         "models": {"load": ["gcn"]},
     }
-    with ServerProcess(tmp_path, sections=sections) as server:
-        with state(server):
-            processes = descendants(server.pid)
-            began_s = time.monotonic()
-            code = server.stop()
-            took_s = time.monotonic() - began_s
-        log = server.log.read_text()
-    assert (code, took_s <= DRAIN_S + STOP_S + SLACK_S) == (0, True), (took_s, log[-3000:])
+    with ServerProcess(tmp_path, sections=sections) as server, state(server):
+        processes = descendants(server.pid)
+        assert server.stop() == 0, server.log.read_text()[-3000:]
     wait_for(lambda: not any(map(is_running, processes)), "the end of all processes")
     assert http_get(server, "/v2/health/live")[0] == 0
