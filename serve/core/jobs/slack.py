@@ -1,4 +1,8 @@
-"""The slack governor: how many jobs may run beside the requests that are there now."""
+"""The slack governor: how many jobs may run beside the requests that are there now.
+
+A job slows a run as one more run would, as far as is known: by the table that is learned of runs
+(``SlowdownChanged``), or by that of ``JobRules`` where it says more.
+"""
 
 from collections.abc import Iterator
 
@@ -14,13 +18,12 @@ from serve.core.types import Nanos
 class SlackGovernor:
     """Bounds jobs by what they cost requests that would be in time without them."""
 
-    __slots__ = ("_board", "_disturbs", "_slowdown", "_strict")
+    __slots__ = ("_board", "_slowdown", "_strict")
 
     def __init__(self, rules: JobRules, board: Board) -> None:
         self._board = board
         self._strict = rules.slack == "strict"
         self._slowdown = rules.slowdown
-        self._disturbs = rules.slowdown[-1] > 1.0
 
     def most(self, now_ns: Nanos) -> int:
         """Return how many jobs may run now, on the slots that requests leave.
@@ -41,7 +44,7 @@ class SlackGovernor:
         )
         if bearable is None:
             return room
-        while room and slowdown_beside(self._slowdown, room) * MARGIN > bearable:
+        while room and self._factor(room) * MARGIN > bearable:
             room -= 1
         return room
 
@@ -52,12 +55,27 @@ class SlackGovernor:
         """
         if not running or self._strict or not self._disturbs:
             return None
-        factor = slowdown_beside(self._slowdown, running) * MARGIN
+        factor = self._factor(running) * MARGIN
         left = [
             slack_ns - factor * left_ns
             for left_ns, slack_ns in self._waited_for(now_ns, executing=False)
         ]
         return Nanos(now_ns + 1 + int(min(left))) if left and min(left) >= 0 else None
+
+    @property
+    def _disturbs(self) -> bool:
+        return self._slowdown[-1] > 1.0 or self._board.slowdown[-1] > 1.0
+
+    def _factor(self, jobs: int) -> float:
+        """Return how much longer a run takes beside so many jobs than beside the runs alone."""
+        of_runs, others = self._board.slowdown, self._others
+        as_runs = slowdown_beside(of_runs, others + jobs) / slowdown_beside(of_runs, others)
+        return max(slowdown_beside(self._slowdown, jobs), as_runs)
+
+    @property
+    def _others(self) -> int:
+        """Runs beside each of those that execute."""
+        return max(0, self._board.executing_count - 1)
 
     def _waited_for(self, now_ns: Nanos, *, executing: bool = True) -> Iterator[tuple[float, int]]:
         """Yield run time left, and the time for it, of each request that is in time without jobs.
@@ -65,7 +83,7 @@ class SlackGovernor:
         Run times are those beside as many requests as execute now.
         """
         board = self._board
-        pace = slowdown_beside(board.slowdown, max(0, board.executing_count - 1))
+        pace = slowdown_beside(board.slowdown, self._others)
         for run in board.busy.values():
             if run.executing and not executing:
                 continue

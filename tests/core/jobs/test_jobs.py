@@ -5,7 +5,14 @@ from dataclasses import replace
 import pytest
 
 from serve.core.commands import LaunchTask
-from serve.core.events import DrainStarted, LaneReady, TaskArrived, TaskFinished, Tick
+from serve.core.events import (
+    DrainStarted,
+    LaneReady,
+    SlowdownChanged,
+    TaskArrived,
+    TaskFinished,
+    Tick,
+)
 from serve.core.invariants import check_invariants
 from serve.core.jobs.commands import (
     EndJob,
@@ -250,6 +257,18 @@ def test_a_request_that_waits_has_jobs_stop_when_its_time_runs_short():
     assert told.tell(JobsTick(), 1) == [PauseJob(JobId(0))]
     # Late whatever happens, it is no reason any more.
     assert told.tell(Tick(), 40 * MS) == [ResumeJob(JobId(0))]
+
+
+def test_a_job_counts_as_one_more_run_where_runs_slow_one_another():
+    told = Told(slowdown=(1.0, 1.5))
+    told.submit(0)
+    told.arrive(0, run_ns=10 * MS, target_ns=40 * MS)
+    assert told.state(0) is JobState.RUNNING
+    told.finish(0, after_ns=10 * MS)
+    assert PauseJob in kinds(told.arrive(1, run_ns=10 * MS, target_ns=16 * MS))
+    assert ResumeJob in kinds(told.finish(1, after_ns=10 * MS))
+    told.tell(SlowdownChanged((1.0, 1.1)))
+    assert PauseJob not in kinds(told.arrive(2, run_ns=10 * MS, target_ns=16 * MS))
 
 
 def test_every_state_is_reached_and_leads_to_the_end():
