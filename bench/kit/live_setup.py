@@ -2,7 +2,7 @@
 
 import os
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -35,10 +35,14 @@ def live_server(
     system: str,
     executor: str = "auto",
     module: str = "bench.kit.live_server",
+    *,
+    sections: Mapping[str, dict[str, object]] | None = None,
+    graphs: tuple[dict[str, object], ...] = (),
 ) -> Iterator[ServerProcess]:
     """Yield a ready server of `system`: policy+discipline, a baseline, or @ and another checkout.
 
     `executor` as in the configuration's `models.executor`; `module` runs this checkout's server.
+    `sections` are further ones of its configuration, `graphs` those that it holds.
     """
     policy, _, discipline = system.partition("+")
     run = [module]
@@ -64,7 +68,9 @@ def live_server(
             "models": models,
             # Neither the paper's policies nor its baselines merge.
             "scheduling": {} if system == OURS or checkout else {"merge": False},
+            **(sections or {}),
         },
+        graphs=graphs,
         module=tuple(run),
         checkout=checkout,
         usual_calibrations=True,

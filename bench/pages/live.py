@@ -71,6 +71,22 @@ def main_process() -> str:
     return grid(rows, ("who", "{}"), ("rho", "ρ {:g}"), "{server_us:,.0f}", "µs a request")
 
 
+def training() -> str:
+    """Return what jobs cost requests, and what they get, by rule of slack and ρ."""
+    titles = {"none": "no jobs"}
+    rows = [row | {"title": titles.get(row["slack"], f"`{row['slack']}`")}
+            for row in read_result("training")["means"]]  # fmt: skip
+
+    def cell(row: Row) -> str:
+        low, high = row["late_server_range"]
+        told = (
+            f"{row['late_server']:.1%} ({low:.1%} to {high:.1%}), {row['handover_p99_ms']:.1f} ms"
+        )
+        return told if row["slack"] == "none" else f"{told}, {row['used']:.0%}"
+
+    return grid(rows, ("title", "{}"), ("rho", "ρ {:g}"), cell, "jobs")
+
+
 def versions() -> str:
     """Return lateness of an older version and this one, and the rate at 1 % late."""
     content = read_result("versions")
@@ -169,6 +185,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "live waits": waits,
     "live simulated": simulated,
     "live main process": main_process,
+    "training beside requests": training,
     "memory safety": memory_safety,
     "versions": versions,
     "peers": peers,

@@ -268,7 +268,8 @@ class Trainer:
                 run.process = None
             event = job_work.finish(job, said, self._load)
         except (ServeError, OSError, EOFError) as error:
-            _log.warning("job %d: its process ended: %s", job.job_id, error)
+            if not (run.over or self._stopping):
+                _log.warning("job %d: its process ended: %s", job.job_id, error)
             job.epochs_kept = job.folder.steps_kept()
             event = JobLost(job.job_id, job.epochs_kept)
         self._tell_of(job, event, run)
