@@ -38,7 +38,9 @@ def train_command(
         bool, typer.Option("--fresh", help="Start from new weights, not from those served.")
     ] = False,
     priority: Annotated[int, typer.Option(help="1 is the most urgent, 0 the default.")] = 0,
-    wait: Annotated[bool, typer.Option(help="Wait for the end, with progress.")] = True,
+    no_wait: Annotated[
+        bool, typer.Option("--no-wait", help="Return at once, without progress.")
+    ] = False,
     target: TargetOption = DEFAULT_TARGET,
     token: TokenOption = None,
     ca: CaOption = None,
@@ -53,7 +55,7 @@ def train_command(
             priority=priority,
         )  # fmt: skip
         typer.echo(f"job {job.job_id}: {name} on {graph}, {epochs} epochs")
-        if wait:
+        if not no_wait:
             _follow(client.watch_job(job.job_id))
 
 
