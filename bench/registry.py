@@ -73,7 +73,6 @@ SECTIONS: dict[str, tuple[Entry, ...]] = {
               "live.live", "live.md", ("live", "live_eager")),
         Entry("How many requests a second are answered, and in time, by this version and another?",
               "live.rates", "peers.md", ("versions", "rates")),
-              "live.rates", "peers.md", ("versions",)),
         Entry("What does training beside requests cost them, and get of the time they leave?",
               "live.training", "/docs/training.md"),
         Entry("What do the memory checks prevent?",

@@ -35,7 +35,7 @@ from serve.client import Client
 _EPOCHS = 1_000_000
 #: Time for which the jobs are alone.
 _ALONE_S = 5.0
-GRAPH = {"name": "community", "dataset": "community"}
+GRAPH: dict[str, object] = {"name": "community", "dataset": "community"}
 MODEL = "gcn"
 
 SCRIPT = Script(
@@ -59,7 +59,7 @@ class Jobs:
     def __init__(self, server: ServerProcess, cores: int) -> None:
         self._client = Client(server.target)
         self._ids = [
-            self._client.train(MODEL, GRAPH["name"], epochs=_EPOCHS, seed=seed, fresh=True).job_id
+            self._client.train(MODEL, "community", epochs=_EPOCHS, seed=seed, fresh=True).job_id
             for seed in range(cores)
         ]
         wait_for(lambda: all(job.epochs_done for job in self.running()), "all jobs to train")
