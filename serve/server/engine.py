@@ -334,11 +334,7 @@ class Engine:
 
     def snapshot(self, rows_dropped: int = 0) -> EngineSnapshot:
         """Return the state now, for metrics; the report's lost rows are the caller's."""
-        parts = self._parts
-        return take_snapshot(
-            parts.driver, parts.pool, parts.shared, parts.catalogue, parts.versions, parts.shadows,
-            parts.graphs, parts.trainer, parts.lock, rows_dropped,
-        )  # fmt: skip
+        return take_snapshot(self._parts, rows_dropped)
 
     def _idle_s(self) -> float:
         """Return for how long there has been no request, in seconds; 0 while there is one."""

@@ -1,37 +1,18 @@
 """The state of the engine at one moment, for metrics."""
 
-import threading
-
-from serve.ipc.shared_pool import SharedPool
 from serve.obs.scraped import EngineSnapshot
 from serve.server import clock
-from serve.server.catalogue import ModelCatalogue
-from serve.server.driver import Driver
-from serve.server.graphs import GraphStore
-from serve.server.lanes.pool import LanePool
-from serve.server.shadows import Shadows
-from serve.server.training.trainer import Trainer
-from serve.server.versions import ModelVersions
+from serve.server.assembly import EngineParts
 
 
-def take_snapshot(
-    driver: Driver,
-    pool: LanePool,
-    shared: SharedPool,
-    catalogue: ModelCatalogue,
-    versions: ModelVersions,
-    shadows: Shadows,
-    graphs: GraphStore,
-    trainer: Trainer,
-    lock: threading.Lock,
-    rows_dropped: int,
-) -> EngineSnapshot:
+def take_snapshot(parts: EngineParts, rows_dropped: int) -> EngineSnapshot:
     """Return the state now; `rows_dropped` are the report's lost rows."""
+    driver, pool, catalogue = parts.driver, parts.pool, parts.catalogue
     pending: dict[tuple[str, str], int] = {}
     entries = catalogue.entries
     served = [(entry.spec.name, str(entry.spec.version)) for entry in entries]
     broken = [(name, str(version)) for name, version in catalogue.failing]
-    with lock:
+    with parts.lock:
         for ticket in driver.requests.tickets():
             spec = ticket.entry.spec
             key = spec.name, str(spec.version)
@@ -53,7 +34,7 @@ def take_snapshot(
             memory_bytes=tuple(
                 (one.budget_bytes, one.reserved_bytes) for one in driver.scheduler.devices
             ),
-            pool_used_bytes=shared.used_bytes,
+            pool_used_bytes=parts.shared.used_bytes,
             rows_dropped=rows_dropped,
             executors={(e.spec.name, str(e.spec.version)): e.executor for e in entries},
             version_states=tuple(
@@ -67,7 +48,7 @@ def take_snapshot(
             },
             shadow_runs={
                 (name, str(version), outcome): count
-                for (name, version), counts in shadows.all_counts().items()
+                for (name, version), counts in parts.shadows.all_counts().items()
                 for outcome, count in (
                     ("same", counts.compared - counts.different),
                     ("different", counts.different),
@@ -75,9 +56,9 @@ def take_snapshot(
                     ("skipped", counts.skipped),
                 )
             },
-            canaries_taken_back=dict(versions.taken_back_count),
-            gathered_rows=graphs.tables.gathered_rows(),
-            training_jobs=trainer.counts(),
-            training_steps=trainer.steps,
-            training_paused_ns=trainer.paused_ns,
+            canaries_taken_back=dict(parts.versions.taken_back_count),
+            gathered_rows=parts.graphs.tables.gathered_rows(),
+            training_jobs=parts.trainer.counts(),
+            training_steps=parts.trainer.steps,
+            training_paused_ns=parts.trainer.paused_ns,
         )
