@@ -1,10 +1,12 @@
 """SIGTERM in whatever state a server is: it ends in time, and nothing of it is left."""
 
 import os
+import shutil
 import signal
 import socket
+import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 import grpc
 import pytest
@@ -13,7 +15,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from bench.kit.http2_frames import in_frames, prefixed
 from bench.kit.servers import ServerProcess
 from serve.wire.messages import INFER_METHOD, STREAM_METHOD
-from tests.processes import descendants, http_get, is_running, wait_for
+from tests.e2e.support import GOOD, infer, raw_channel
+from tests.processes import descendants, http_get, is_running, metric, wait_for
 from tests.rpc.http2 import Http2
 
 #: Beyond both together the server ends itself by force, with code 1. The latter is 5 by default,
@@ -65,19 +68,64 @@ def a_gateway_that_stands_still(server) -> Iterator[None]:
     yield
 
 
+@contextmanager
+def lanes_that_restart(server) -> Iterator[None]:
+    """Their fork server is gone too."""
+    for child in descendants(server.pid):
+        for lane in descendants(child):
+            os.kill(lane, signal.SIGKILL)
+            os.kill(child, signal.SIGKILL)
+            break
+    wait_for(
+        lambda: (
+            metric(server, "gnnserve_lanes_up") < 2
+            or metric(server, "gnnserve_lane_restarts_total") > 0
+        ),
+        "their loss",
+    )
+    yield
+
+
+@contextmanager
+def a_full_disk(server) -> Iterator[None]:
+    filling = server.folder / "disk" / "filling"
+    with suppress(OSError):
+        filling.write_bytes(bytes(4 << 20))
+    assert shutil.disk_usage(filling).free < 1 << 16
+    with raw_channel(server) as call:
+        for _ in range(50):
+            infer(call, "gcn", GOOD)
+    yield
+
+
 STATES = (
     calls_that_never_send_a_message, clients_that_read_nothing, streams_and_watches,
-    a_gateway_that_stands_still,
+    a_gateway_that_stands_still, lanes_that_restart, a_full_disk,
 )  # fmt: skip
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of two MiB in the server's folder, for the report."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", folder]
+    if os.geteuid() or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("no file system can be mounted here")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("state", STATES, ids=lambda state: state.__name__)
-def test_a_stop_ends_in_time(tmp_path, state):
+def test_a_stop_ends_in_time(tmp_path, request, state):
     sections = {
         "server": {"drain_timeout_s": DRAIN_S, "stop_timeout_s": STOP_S},
         "models": {"load": ["gcn"]},
     }
+    if state is a_full_disk:
+        disk = request.getfixturevalue("small_disk")
+        sections["report"] = {"database": str(disk / "report.db")}
     with ServerProcess(tmp_path, sections=sections) as server, state(server):
         processes = descendants(server.pid)
         assert server.stop() == 0, server.log.read_text()[-3000:]
