@@ -11,7 +11,7 @@ from serve.page_parts import document, figure, table
 from serve.quantiles import quantiles
 from serve.svg import Canvas, Scale, count_label, doubling_ticks, linear_ticks, number, tag, text
 
-_CANVAS = Canvas(560, 300)
+_CANVAS = Canvas(560, 300, left=60)
 #: Parts of the run's length that the pictures over time have at most.
 _MOST_PARTS = 60
 #: Points of the curve of percentiles: shares of answers that are slower.
@@ -223,7 +223,7 @@ def _ratio_scale(least: float, most: float) -> Scale:
 def _ratio_ticks(y: Scale) -> list[tuple[float, str]]:
     factor = 2 if y.hi / y.lo <= 2**7 else 8
     return doubling_ticks(
-        y.lo, y.hi, factor, lambda value: count_label(value) if value >= 1 else f"{value:.3g}"
+        y.lo, y.hi, factor, lambda value: count_label(value) if value >= 1 else f"{value:.2g}"
     )
 
 
