@@ -103,6 +103,8 @@ SECTIONS: dict[str, tuple[Entry, ...]] = {
               "host.live_page", "host.md"),
         Entry("What does a start with calibrated models take?",
               "host.warm_start", "host.md"),
+        Entry("How soon do models answer while another takes a minute to load?",
+              "host.warm_start slow", "host.md", ("slow_start",)),
         Entry("Do files and memory stay flat for an hour at 500 requests a second?",
               "host.retention soak", "host.md", ("retention_soak",)),
         Entry("Do answers wait while rows of the report are deleted?",

@@ -78,6 +78,10 @@ TABLES: dict[str, Callable[[], str]] = {
         "measure": "{measure}", "median": "{median:.2f}", "most": "{most:.2f}",
         "asked": "{asked:g}",
     }),
+    "slow start": lambda: flat(read_result("slow_start")["measures"], {
+        "measure": "{measure}", "median": "{median:.2f}", "most": "{most:.2f}",
+        "asked": "{asked:g}",
+    }),
     "retention soak": lambda: flat(read_result("retention_soak")["measures"], {
         "measure": "{measure}", "least": "{least:.1f}", "most": "{most:.1f}",
         "from the middle": "± {spread:.1%}",
