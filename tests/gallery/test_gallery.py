@@ -30,7 +30,7 @@ NOT_LINEAR = ("schnet", "unet")
 
 
 def test_the_gallery_is_whole():
-    assert len(GALLERY) == 14
+    assert len(GALLERY) == 15
     by_bare_name = [
         entry for entry in (*BASIC.values(), *GALLERY.values()) if hasattr(models, entry.factory)
     ]
