@@ -1,9 +1,9 @@
 """Ray as control plane: the one module that knows it. No request passes through Ray.
 
 Ray Serve's controller, its proxies off, keeps a replica on each machine: starts, watches, replaces
-and updates it. A replica starts today's server beside itself (``replica``) and tells the desk of
-it, an actor on the head, which keeps the front and feeds it (``registry``). What serves belongs to
-no process of Ray (``keeper``): it goes on when Ray ends.
+and updates it. A replica starts today's server beside itself (``replica``) and tells the
+coordinator of it, an actor on the head, which keeps the front and feeds it (``registry``). What
+serves belongs to no process of Ray (``supervisor``): it goes on when Ray ends.
 
 Plain actors can take the place of Serve's deployments: they are `_ServerReplica` and `deploy`.
 """
@@ -19,10 +19,10 @@ from typing import Any
 
 import msgspec
 
-from serve.cluster.desk import Desk, Pool
-from serve.cluster.pool import server_need, unplaceable
+from serve.cluster.coordinator import Coordinator, Pool
 from serve.cluster.registry import Announcement, ServerRow
 from serve.cluster.replica import Replica, ReplicaSpec, require_reachable, stop_limit_s
+from serve.cluster.server_need import server_need, unplaceable
 from serve.config import load_config
 from serve.config_settings import settings_of
 from serve.core.cluster.probing import Probe
@@ -39,7 +39,7 @@ except ImportError:
 #: Ray's namespace of all clusters.
 _NAMESPACE = "gnnserve"
 _HEAD = {"node:__internal_head__": 0.001}
-#: How often a replica looks at its server and tells the desk, and what that may take.
+#: How often a replica looks at its server and tells the coordinator, and what that may take.
 _LOOK_S, _TELL_S = 0.5, 5.0
 #: A server that is silent for so many looks is replaced.
 _MOST_SILENT = 20
@@ -67,7 +67,7 @@ class _ServerReplica:
 
     def __init__(self, spec: ReplicaSpec) -> None:
         self._replica = Replica(spec, ray.util.get_node_ip_address())
-        self._desk: Any = None
+        self._coordinator: Any = None
         self._spec = spec
         self._problem: Exception | None = None
         self._drained = False
@@ -116,7 +116,7 @@ class _ServerReplica:
             self._tell(found)
 
     def _tell(self, found: Probe = Probe.NOT_READY) -> None:
-        """Tell the desk of the server, and learn whether it is drained."""
+        """Tell the coordinator of the server, and learn whether it is drained."""
         running = self._replica.running
         if running is None:
             return
@@ -129,16 +129,16 @@ class _ServerReplica:
             ready=found is Probe.READY,
             drained=self._drained,
         )
-        with suppress(ray.exceptions.RayError, ValueError):  # there is no desk now
+        with suppress(ray.exceptions.RayError, ValueError):  # there is no coordinator now
             self._drained = self._ask("announce", said)
 
     def _ask(self, method: str, *arguments: object) -> Any:
         try:
-            if self._desk is None:
-                self._desk = _desk(self._spec.cluster)
-            return ray.get(getattr(self._desk, method).remote(*arguments), timeout=_TELL_S)
+            if self._coordinator is None:
+                self._coordinator = _coordinator(self._spec.cluster)
+            return ray.get(getattr(self._coordinator, method).remote(*arguments), timeout=_TELL_S)
         except (ray.exceptions.RayError, ValueError):
-            self._desk = None
+            self._coordinator = None
             raise
 
 
@@ -190,9 +190,9 @@ def deploy(pool: Pool, progress: Progress) -> ClusterStatus:
     for node in ray.nodes():
         if node["Alive"]:
             require_reachable(config, node["NodeManagerAddress"])
-    progress("starting the desk", 0.0)
-    desk = _new_desk(spec.cluster)
-    _got(desk.keep.remote(pool))
+    progress("starting the coordinator", 0.0)
+    coordinator = _new_coordinator(spec.cluster)
+    _got(coordinator.keep.remote(pool))
     ray_serve.start(proxy_location="Disabled")
     stop_s = stop_limit_s(config)
     deployment = ray_serve.deployment(
@@ -220,9 +220,9 @@ def deploy(pool: Pool, progress: Progress) -> ClusterStatus:
 
 
 def status(cluster: str) -> ClusterStatus:
-    """Return what the desk and Serve know; raises ConfigError when there is no such cluster."""
-    desk = _known_desk(cluster)
-    asked = [desk.pool.remote(), desk.rows.remote(), desk.problem.remote()]
+    """Return what coordinator and Serve know; raises ConfigError when there is no such cluster."""
+    coordinator = _known_coordinator(cluster)
+    asked = [coordinator.pool.remote(), coordinator.rows.remote(), coordinator.problem.remote()]
     pool, rows, problem = _got(asked)
     found = ray_serve.status().applications.get(_application(cluster))
     if found is None:
@@ -236,7 +236,7 @@ def status(cluster: str) -> ClusterStatus:
 def has(cluster: str) -> bool:
     """Return True when there is a cluster of the name."""
     try:
-        _desk(cluster)
+        _coordinator(cluster)
     except ValueError:
         return False
     return True
@@ -244,7 +244,7 @@ def has(cluster: str) -> bool:
 
 def pool_of(cluster: str) -> Pool:
     """Return how a cluster is to be; raises ConfigError when there is none of the name."""
-    found: Pool = _got(_known_desk(cluster).pool.remote())
+    found: Pool = _got(_known_coordinator(cluster).pool.remote())
     return found
 
 
@@ -253,13 +253,13 @@ def drain(cluster: str, machine: str, *, back: bool) -> list[str]:
 
     Raises UnknownName for a machine that is not in the cluster.
     """
-    found: list[str] = _got(_known_desk(cluster).drain.remote(machine, back=back))
+    found: list[str] = _got(_known_coordinator(cluster).drain.remote(machine, back=back))
     return found
 
 
 def down(cluster: str) -> None:
     """End all servers of a cluster in order, then its front; raises ServeError."""
-    desk = _known_desk(cluster)
+    coordinator = _known_coordinator(cluster)
     name = _application(cluster)
     ray_serve.delete(name, _blocking=False)
     give_up_s = time.monotonic() + _END_S
@@ -269,8 +269,8 @@ def down(cluster: str) -> None:
         time.sleep(_POLL_S)
     if not left:
         ray_serve.shutdown()
-    _got(desk.end.remote())
-    ray.kill(desk)
+    _got(coordinator.end.remote())
+    ray.kill(coordinator)
 
 
 def _wait_until_served(cluster: str, limit_s: float, progress: Progress) -> ClusterStatus:
@@ -302,22 +302,22 @@ def _got(asked: Any, limit_s: float = _ASK_S) -> Any:
         raise ServeError(f"Ray does not answer: {error}") from error
 
 
-def _desk(cluster: str) -> Any:
-    """Return the desk of a cluster; raises ValueError when there is none."""
+def _coordinator(cluster: str) -> Any:
+    """Return the coordinator of a cluster; raises ValueError when there is none."""
     return ray.get_actor(_application(cluster), namespace=_NAMESPACE)
 
 
-def _known_desk(cluster: str) -> Any:
+def _known_coordinator(cluster: str) -> Any:
     try:
-        return _desk(cluster)
+        return _coordinator(cluster)
     except ValueError:
         raise ConfigError(f"there is no cluster '{cluster}': start one by `cluster up`") from None
 
 
-def _new_desk(cluster: str) -> Any:
-    """Return the desk of a cluster, on the head, where it comes back when it is lost."""
+def _new_coordinator(cluster: str) -> Any:
+    """Return the coordinator of a cluster, on the head, where it comes back when it is lost."""
     return (
-        ray.remote(Desk)
+        ray.remote(Coordinator)
         .options(
             name=_application(cluster), namespace=_NAMESPACE, lifetime="detached",
             get_if_exists=True, num_cpus=0, resources=_HEAD, max_concurrency=8,

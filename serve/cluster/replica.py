@@ -15,7 +15,7 @@ from serve.client.channel import address_of
 from serve.client.several import CallWithdrawn
 from serve.client.sync_cluster import probe
 from serve.client.sync_connection import Channel
-from serve.cluster.kept import Kept
+from serve.cluster.supervised import Supervised
 from serve.config import Config, load_config
 from serve.config_settings import settings_of
 from serve.core.cluster.probing import Probe
@@ -79,7 +79,7 @@ class Replica:
         self._config = load_config(Path(spec.config), settings_of({}, spec.settings))
         require_reachable(self._config, host)
         self._folder = folder or state_folder(spec.cluster) / "server"
-        self._kept = Kept(self._folder)
+        self._supervised = Supervised(self._folder)
         self._running: Running | None = None
         self._channel: Channel | None = None
 
@@ -95,17 +95,19 @@ class Replica:
         start.
         """
         fingerprint = self._fingerprint()
-        running = _read(self._kept.version) if self._kept.pid is not None else None
+        running = _read(self._supervised.version) if self._supervised.pid is not None else None
         if running is None or running.fingerprint != fingerprint or not self._answers(running):
-            self._kept.end(self.stop_limit_s)
+            self._supervised.end(self.stop_limit_s)
             running = self._launch(fingerprint)
             self._know(running)
         give_up_s = time.monotonic() + self._config.server.start_timeout_s
         while self.look() is not Probe.READY:
-            if self._kept.pid is None:
-                raise ConfigError(f"the server did not start: {self._kept.said().strip()}")
+            if self._supervised.pid is None:
+                raise ConfigError(f"the server did not start: {self._supervised.said().strip()}")
             if time.monotonic() > give_up_s:
-                raise ConfigError(f"the server was not ready in time: {self._kept.said().strip()}")
+                raise ConfigError(
+                    f"the server was not ready in time: {self._supervised.said().strip()}"
+                )
             progress()
             time.sleep(_POLL_S)
 
@@ -120,16 +122,16 @@ class Replica:
 
     def renew(self) -> None:
         """Want the server on for another lease."""
-        self._kept.renew()
+        self._supervised.renew()
 
     def require_kept(self) -> None:
         """Raise ServerLost when the server has ended for good."""
-        if self._kept.pid is None:
-            raise ServerLost(f"the server has ended: {self._kept.said().strip()}")
+        if self._supervised.pid is None:
+            raise ServerLost(f"the server has ended: {self._supervised.said().strip()}")
 
     def stop(self) -> None:
         """End the server in order, with the requests that it has. Idempotent."""
-        self._kept.end(self.stop_limit_s)
+        self._supervised.end(self.stop_limit_s)
         if self._channel is not None:
             self._channel.close()
 
@@ -167,7 +169,7 @@ class Replica:
             *(word for setting in settings for word in ("--set", setting)),
         ]  # fmt: skip
         version = msgspec.json.encode(running).decode()
-        self._kept.start(command, version, self._spec.lease_s)
+        self._supervised.start(command, version, self._spec.lease_s)
         return running
 
     def _own_settings(self) -> list[str]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from rich.table import Table
 
-from serve.cluster.desk import Pool
+from serve.cluster.coordinator import Pool
 from serve.cluster.front import Front
 from serve.cluster.replica import Replica, ReplicaSpec
 from serve.errors import ConfigError

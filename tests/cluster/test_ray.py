@@ -20,7 +20,7 @@ from bench.kit.servers import free_ports
 from bench.kit.waiting import PATIENCE_S, wait_for
 from serve.client import Client
 from serve.client.errors import ClientError
-from serve.cluster.kept import Kept
+from serve.cluster.supervised import Supervised
 from tests.docs.pages import texts
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'gnnserve[cluster]'")
@@ -84,18 +84,18 @@ class RayCluster:
         _, status = documented("ray")
         return json.loads(self.run(*status, "--json"))
 
-    def kept(self, machine, what="server"):
-        return Kept(self.folder / machine / "default" / what)
+    def supervised(self, machine, what="server"):
+        return Supervised(self.folder / machine / "default" / what)
 
     def holders(self):
         """Return the machines that have a server."""
-        return [one for one in MACHINES if self.kept(one).pid is not None]
+        return [one for one in MACHINES if self.supervised(one).pid is not None]
 
-    def desk(self):
-        """Return the process of the desk; None while there is none."""
+    def coordinator(self):
+        """Return the process of the coordinator; None while there is none."""
         for process in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
-                if (process / "cmdline").read_bytes().startswith(b"ray::Desk") and (
+                if (process / "cmdline").read_bytes().startswith(b"ray::Coordinator") and (
                     str(self.folder).encode() in (process / "environ").read_bytes()
                 ):
                     return int(process.name)
@@ -103,7 +103,7 @@ class RayCluster:
 
     def kill(self, machine):
         """Lose a machine with all that is on it."""
-        if (pid := self.kept(machine).pid) is not None:
+        if (pid := self.supervised(machine).pid) is not None:
             os.kill(pid, signal.SIGKILL)
         self.kill_ray(machine)
 
@@ -117,8 +117,8 @@ class RayCluster:
         self.machines.wait(PATIENCE_S)
         self.machines.stdout.close()
         for machine in MACHINES:
-            self.kept(machine).end(PATIENCE_S)
-        self.kept("head", "front").end(PATIENCE_S)
+            self.supervised(machine).end(PATIENCE_S)
+        self.supervised("head", "front").end(PATIENCE_S)
 
 
 @pytest.fixture(scope="module")
@@ -211,8 +211,8 @@ def test_a_second_cluster_of_the_machines_comes_and_goes(cluster):
     *_, down = documented("change")
     cluster.run(*down, *second)
     for machine in MACHINES:
-        assert Kept(cluster.folder / machine / "second" / "server").pid is None
-    assert Kept(cluster.folder / "head" / "second" / "front").pid is None
+        assert Supervised(cluster.folder / machine / "second" / "server").pid is None
+    assert Supervised(cluster.folder / "head" / "second" / "front").pid is None
     assert [row["state"] for row in cluster.status()["servers"]] == ["ready", "ready"]
 
 
@@ -249,7 +249,7 @@ def test_a_server_that_is_killed_comes_back_and_a_machine_that_is_lost_is_replac
     with Load(cluster) as load:
         cluster.kill(lost)
         load.go_on()
-        wait_for(lambda: cluster.kept(spare).pid, "a server on the spare machine")
+        wait_for(lambda: cluster.supervised(spare).pid, "a server on the spare machine")
         wait_for(
             lambda: [one["state"] for one in cluster.status()["servers"]].count("ready") == 2,
             "both to be ready",
@@ -257,17 +257,17 @@ def test_a_server_that_is_killed_comes_back_and_a_machine_that_is_lost_is_replac
         load.go_on()
 
 
-def test_a_desk_that_is_lost_comes_back_and_knows_all(cluster):
+def test_a_coordinator_that_is_lost_comes_back_and_knows_all(cluster):
     before = cluster.status()
-    front = cluster.kept("head", "front").pid
+    front = cluster.supervised("head", "front").pid
     with Load(cluster) as load:
-        os.kill(cluster.desk(), signal.SIGKILL)
+        os.kill(cluster.coordinator(), signal.SIGKILL)
         load.go_on()
-        wait_for(lambda: cluster.desk(), "another")
+        wait_for(lambda: cluster.coordinator(), "another")
         load.go_on()
         wait_for(lambda: cluster.status() == before, "it to know all")
         load.go_on()
-    assert cluster.kept("head", "front").pid == front
+    assert cluster.supervised("head", "front").pid == front
 
 
 def test_where_there_is_no_ray_it_says_so_at_once(cluster):
@@ -287,7 +287,7 @@ def test_requests_go_on_when_all_of_ray_is_killed(cluster):
         while time.monotonic() - began_s < 5:
             load.go_on()
         # What is kept is kept still.
-        server = cluster.kept(cluster.holders()[0])
-        front = cluster.kept("head", "front")
+        server = cluster.supervised(cluster.holders()[0])
+        front = cluster.supervised("head", "front")
         assert server.pid
         assert front.pid

@@ -8,8 +8,8 @@ import yaml  # type: ignore[import-untyped]
 from packaging.requirements import Requirement
 
 from bench.kit.servers import ROOT
-from serve.cluster.pool import server_need, unplaceable
 from serve.cluster.replica import FOLDER_VARIABLE, require_reachable, stop_limit_s
+from serve.cluster.server_need import server_need, unplaceable
 from serve.config import load_config
 from tests.deploy.test_containers import CONTAINERFILE, user
 from tests.docs.pages import texts

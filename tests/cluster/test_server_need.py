@@ -5,8 +5,8 @@ import re
 import pytest
 
 from bench.kit.result import ROOT
-from serve.cluster.pool import HOST_BYTES, ServerNeed, server_need, unplaceable
 from serve.cluster.replica import require_reachable
+from serve.cluster.server_need import HOST_BYTES, ServerNeed, server_need, unplaceable
 from serve.config import load_config
 from serve.errors import ConfigError
 from serve.graphs.datasets import TABLE_4

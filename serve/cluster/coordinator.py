@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from serve.cluster.kept import Kept
 from serve.cluster.registry import Announcement, Registry, ServerRow
 from serve.cluster.replica import ReplicaSpec, state_folder
 from serve.cluster.servers_file import read_servers, write_servers
+from serve.cluster.supervised import Supervised
 from serve.errors import ConfigError
 
 _LOOK_S = 0.1
@@ -39,10 +39,10 @@ class Pool(msgspec.Struct, frozen=True):
         return f"{self.host}:{self.port}"
 
 
-class Desk:
+class Coordinator:
     """Registry and front of one cluster. Thread-safe.
 
-    Its files outlast it: a desk that comes back has its pool, its servers and its front.
+    Its files outlast it: a coordinator that comes back has its pool, its servers and its front.
     """
 
     def __init__(self, cluster: str) -> None:
@@ -50,7 +50,7 @@ class Desk:
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._pool_file = self._folder / "pool.json"
         self._servers_file = self._folder / "servers"
-        self._front = Kept(self._folder / "front")
+        self._front = Supervised(self._folder / "front")
         self._lock = threading.Lock()
         self._pool: Pool | None = None
         known: Sequence[str] = ()

@@ -1,6 +1,6 @@
 """A process that keeps a server or a front for as long as somebody wants it.
 
-    python -m serve.cluster.keeper FOLDER LEASE_S -- COMMAND...
+    python -m serve.cluster.supervisor FOLDER LEASE_S -- COMMAND...
 
 It starts the command again when it is killed or crashes, and ends it in order when it is told to,
 by SIGTERM, or when nobody has renewed the lease for so long. It belongs to no other process: what
@@ -30,7 +30,7 @@ _STARTED_S, _MOST_FAILURES = 10.0, 3
 _WAITS_S = (0.0, 1.0, 5.0)
 #: Exit code of a command that can never start: its configuration is wrong.
 _HOPELESS = 2
-#: Exit code when another keeper is there.
+#: Exit code when another supervisor is there.
 _KEPT_BY_ANOTHER = 3
 _LOCK_TRIES = 30
 _PR_SET_PDEATHSIG = 1

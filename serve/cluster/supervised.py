@@ -1,4 +1,4 @@
-"""A command of a keeper, seen from whoever wants it: started, or found running, renewed, ended."""
+"""A supervised command, seen from whoever wants it: started, or found running, renewed, ended."""
 
 import fcntl
 import os
@@ -10,16 +10,16 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from serve.cluster.keeper import LEASE, LOCK, LOG, VERSION
+from serve.cluster.supervisor import LEASE, LOCK, LOG, VERSION
 
 _POLL_S = 0.05
-#: Time for a keeper to take its lock.
+#: Time for a supervisor to take its lock.
 _START_S = 30.0
 _MOST_LOG_BYTES = 4000
 
 
-class Kept:
-    """A command that a keeper keeps in a folder of its own."""
+class Supervised:
+    """A command that a supervisor keeps in a folder of its own."""
 
     def __init__(self, folder: Path) -> None:
         """See what is kept in `folder`, which need not exist."""
@@ -27,7 +27,7 @@ class Kept:
 
     @property
     def pid(self) -> int | None:
-        """The keeper's process id; None when there is none."""
+        """The supervisor's process id; None when there is none."""
         try:
             with (self._folder / LOCK).open() as lock:
                 try:
@@ -47,19 +47,27 @@ class Kept:
             return ""
 
     def start(self, command: Sequence[str], version: str, lease_s: float) -> None:
-        """Start it; raises TimeoutError when its keeper does not come, OSError."""
+        """Start it; raises TimeoutError when its supervisor does not come, OSError."""
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         (self._folder / VERSION).write_text(version)
         (self._folder / LOG).unlink(missing_ok=True)
-        keeper = (sys.executable, "-m", "serve.cluster.keeper", str(self._folder), f"{lease_s}")
+        supervisor = (
+            sys.executable,
+            "-m",
+            "serve.cluster.supervisor",
+            str(self._folder),
+            f"{lease_s}",
+        )
         # Its parent ends at once, so that it is nobody's child: Ray kills those of its workers.
         subprocess.run(
-            [sys.executable, "-c", _LAUNCH, *keeper, "--", *command], check=True, timeout=_START_S
+            [sys.executable, "-c", _LAUNCH, *supervisor, "--", *command],
+            check=True,
+            timeout=_START_S,
         )
         give_up_s = time.monotonic() + _START_S
         while self.pid is None and not self.said():
             if time.monotonic() > give_up_s:
-                raise TimeoutError(f"no keeper in {self._folder} after {_START_S:g} s")
+                raise TimeoutError(f"no supervisor in {self._folder} after {_START_S:g} s")
             time.sleep(_POLL_S)
 
     def renew(self) -> None:
