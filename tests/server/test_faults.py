@@ -34,7 +34,7 @@ class Pool:
 
 pool, lock = Pool(), threading.Lock()
 lanes = LaneMonitor(pool, None, None, lock, LaneCallbacks())
-driver = Driver(params(), pool, lanes, None, None, lock=lock)
+driver = Driver(params(), pool, lanes, None, None, lock=lock, jobs=None)
 driver.start(0.0)
 threading.Event().wait(60)
 """
