@@ -52,6 +52,8 @@ class _Calls:
     #: Those that change modes, owners, times and attributes of files, for which Landlock has no
     #: rules.
     marking: tuple[int, ...]
+    #: Sets times of a file: to now without any in its third argument.
+    utimensat: int
     #: Cuts a file off by its path, for which Landlock has rules since version 3.
     truncate: int
     refused: tuple[int, ...]
@@ -65,6 +67,7 @@ _CALLS = {
             90, 91, 268, 452, 92, 93, 94, 260, 132, 235, 261, 280,
             188, 189, 190, 197, 198, 199, 463, 466,
         ),
+        utimensat=280,
         truncate=76,
         # Others' memory and files: ptrace, process_vm_*, pidfd_send_signal, pidfd_getfd.
         refused=(
@@ -82,6 +85,7 @@ _CALLS = {
         audit=0xC00000B7, socket=198, connect=203, clone=220, clone3=435, forking=(),
         signalling=(129, 130, 131, 138, 240),
         marking=(52, 53, 452, 54, 55, 88, 5, 6, 7, 14, 15, 16, 463, 466),
+        utimensat=88,
         truncate=45,
         refused=(
             117, 270, 271, 424, 438,
@@ -99,7 +103,7 @@ _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _CLONE_THREAD = 0x10000
 _ALLOW, _ERROR = 0x7FFF0000, 0x00050000
 #: Offsets in the kernel's struct seccomp_data.
-_NUMBER, _AUDIT, _FIRST_ARGUMENT = 0, 4, 16
+_NUMBER, _AUDIT, _FIRST_ARGUMENT, _THIRD_ARGUMENT = 0, 4, 16, 32
 
 
 def confine(rules: Confinement) -> str:
@@ -193,6 +197,18 @@ def filter_program(machine: str, rules: Confinement, spared: list[int]) -> bytes
     for number in calls.refused:
         refuse_if(number, _EPERM)
     if rules.files is not None:
+        # Python's `Path.touch` makes the file only where this fails.
+        where(
+            calls.utimensat,
+            [
+                (_LOAD, 0, 0, _THIRD_ARGUMENT),
+                (_EQUAL, 0, 3, 0),
+                (_LOAD, 0, 0, _THIRD_ARGUMENT + 4),
+                (_EQUAL, 0, 1, 0),
+                (_RETURN, 0, 0, _ERROR | _EPERM),
+                (_RETURN, 0, 0, _ERROR | _NO_ERROR),
+            ],
+        )
         for number in calls.marking:
             refuse_if(number, _NO_ERROR)
         if landlock_version() < _CUTS_SINCE:
