@@ -33,7 +33,7 @@ NOT_LINEAR = ("schnet", "unet")
 
 
 def test_the_gallery_is_whole():
-    assert len(GALLERY) == 14
+    assert len(GALLERY) == 15
     by_bare_name = [
         entry for entry in (*BASIC.values(), *GALLERY.values()) if hasattr(models, entry.factory)
     ]
@@ -174,6 +174,11 @@ def changed(arrays, name, place, value):
             r"\[0, 0\] is 6; it must be in \[0, 6\), the number of N\.author",
         ),
         ("molecules", lambda a: changed(a, "batch", 0, -1), r"'batch' \[0\] is -1"),
+        (
+            "ogb",
+            lambda a: changed(a, "x", (3, 1), 5),
+            r"'x' \[3, 1\] is 5; in this column it must be in \[0, 5\)",
+        ),
         ("schnet", lambda a: changed(a, "pos", (2, 1), np.nan), r"'pos' \[2, 1\] is nan"),
         (
             "links",
