@@ -38,7 +38,7 @@ def example_metrics():
         pending={("gcn", "1"): 1}, lanes_up=4, lane_restarts=0, memory_bytes=((1, 0),),
         rows_dropped=0, quarantined=("gcn",), executors={("gcn", "1"): "csr"},
         gathered_rows={"cora": (2, 1)}, lane_bytes={0: 1}, running_ns={0: 1},
-        settings_restored={"gcn": 1},
+        settings_restored={"gcn": 1}, training_jobs={"running": 1},
         version_states=(("gcn", "1", "READY"),), version_shares={("gcn", "1"): 100.0},
         canaries_taken_back={("gcn", "2"): 1}, shadow_runs={("gcn", "3", "same"): 1},
     )  # fmt: skip
