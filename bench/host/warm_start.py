@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -166,7 +167,7 @@ def measure_slow(options: argparse.Namespace) -> dict[str, Any]:
             begun = time.monotonic()
             with server.starting(), Client(server.target) as client:
                 for name in others:
-                    wait_for(lambda name=name: answers(client, name), f"an answer of {name}")
+                    wait_for(partial(answers, client, name), f"an answer of {name}")
                 found.append({"nine models answer, s": time.monotonic() - begun})
                 beside += not answers(client, "slow")
     asked = {"nine models answer, s": 5.0}
