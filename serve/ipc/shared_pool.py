@@ -59,8 +59,10 @@ class SharedPool:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes allocated and not freed."""
-        return self.blocks.used_bytes
+        """Bytes allocated and not freed; 0 once the pool is closed, also by another thread."""
+        with contextlib.suppress(ValueError):
+            return self.blocks.used_bytes
+        return 0
 
     def allocate(self, size_bytes: int) -> Block | None:
         """Return a block of at least `size_bytes`, None when no free part is large enough."""

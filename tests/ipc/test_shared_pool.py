@@ -58,3 +58,11 @@ def test_an_array_outlives_the_pool():
     array[:] = 1.5
     pool.close()
     assert array.sum() == 15
+
+
+def test_a_closed_pool_holds_nothing():
+    pool = SharedPool(1 << 16)
+    assert pool.allocate(100) is not None
+    assert pool.used_bytes >= 100
+    pool.close()
+    assert pool.used_bytes == 0
