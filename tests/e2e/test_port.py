@@ -1,5 +1,6 @@
 """The HTTP port knows whether the gRPC port answers."""
 
+from email.message import Message
 from http import HTTPStatus
 
 import msgspec
@@ -27,7 +28,7 @@ def application(tmp_path):
 
 def test_live_and_ready_are_so_only_while_the_grpc_port_answers(application, monkeypatch):
     def asked(path):
-        status, _, body = application._http._answer(path, None, ())
+        status, _, body = application._http._answer(path, Message(), ())
         return status, body
 
     monkeypatch.setattr(Engine, "live", True)
