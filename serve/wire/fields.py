@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 #: Wire types of protobuf, see https://protobuf.dev/programming-guides/encoding/.
 _LENGTH_DELIMITED, _GROUP, _GROUP_END = 2, 3, 4
+_MOST_BITS = (1 << 64) - 1
 
 
 class WireError(ValueError):
@@ -21,7 +22,7 @@ def prefix(number: int, size_bytes: int) -> bytes:
 
 
 def _varint(view: memoryview, position: int) -> tuple[int, int]:
-    """Return the number at `position` and the position after it."""
+    """Return the number at `position` modulo 2^64, as protobuf reads it, and the position after."""
     byte = view[position]
     if byte < 0x80:
         return byte, position + 1
@@ -31,7 +32,7 @@ def _varint(view: memoryview, position: int) -> tuple[int, int]:
         byte = view[position]
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return value, position + 1
+            return value & _MOST_BITS, position + 1
     raise WireError("malformed message: a number longer than 10 bytes")
 
 
