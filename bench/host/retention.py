@@ -226,7 +226,7 @@ def latencies_ms(
     sender = NativeSender(server.target, LIMIT_S)
     offsets_ns = [round(number / options.rate * 1e9) for number in range(options.requests)]
     sender.send_at([message] * options.requests, offsets_ns)
-    sent = sender.take()
+    sent = list(sender.take())
     if failed := [one.reply.status for one in sent if one.reply.status != "OK"]:
         raise RuntimeError(f"{len(failed)} requests failed: {failed[0]}")
     found = np.percentile([(one.reply.done_ns - one.due_ns) / 1e6 for one in sent], PERCENTS)
