@@ -6,6 +6,7 @@ Pipes, devices and huge files cannot hang the reader.
 import errno
 import os
 import stat
+import tempfile
 from io import BufferedReader
 from pathlib import Path
 
@@ -59,6 +60,13 @@ def new_private_file(path: Path) -> int:
     path.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     return private(str(path), flags)
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Have `data` in the file at `path`, so that no reader sees a part; raises OSError."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as made:
+        made.write(data)
+    os.replace(made.name, path)
 
 
 def printable(text: str) -> str:

@@ -4,15 +4,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
 
 import msgspec
 
 from serve.cluster.registry import Announcement, Registry, ServerRow
 from serve.cluster.replica import ReplicaSpec, state_folder
-from serve.cluster.servers_file import read_servers, write_servers
+from serve.cluster.servers_file import write_servers
 from serve.cluster.supervised import Supervised
 from serve.errors import ConfigError
+from serve.files import replace_file
 
 _LOOK_S = 0.1
 _END_S = 15.0
@@ -50,14 +50,15 @@ class Coordinator:
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._pool_file = self._folder / "pool.json"
         self._servers_file = self._folder / "servers"
+        self._known_file = self._folder / "known.json"
         self._front = Supervised(self._folder / "front")
         self._lock = threading.Lock()
         self._pool: Pool | None = None
-        known: Sequence[str] = ()
+        known: list[Announcement] = []
         if self._pool_file.exists():
             self._pool = msgspec.json.decode(self._pool_file.read_bytes(), type=Pool)
-            if self._servers_file.exists():
-                known, _ = read_servers(self._servers_file)
+            if self._known_file.exists():
+                known = msgspec.json.decode(self._known_file.read_bytes(), type=list[Announcement])
         lease_s = 3600.0 if self._pool is None else self._pool.spec.lease_s
         self._registry = Registry(lease_s, known, time.monotonic())
         self._written: object = None
@@ -73,7 +74,7 @@ class Coordinator:
             if self._pool is not None and self._pool.endpoint != pool.endpoint:
                 self._front.end(_END_S)
             self._pool = pool
-            self._pool_file.write_bytes(msgspec.json.encode(pool))
+            replace_file(self._pool_file, msgspec.json.encode(pool))
 
     def pool(self) -> Pool:
         """Return how the cluster is to be."""
@@ -111,7 +112,7 @@ class Coordinator:
         self._over.set()
         self._feeder.join()
         self._front.end(_END_S)
-        for file in (self._pool_file, self._servers_file):
+        for file in (self._pool_file, self._servers_file, self._known_file):
             file.unlink(missing_ok=True)
 
     def _feed(self) -> None:
@@ -119,12 +120,13 @@ class Coordinator:
         while not self._over.wait(_LOOK_S):
             with self._lock:
                 self._registry.look(time.monotonic())
-                table, pool = self._registry.servers(), self._pool
+                known, pool = self._registry.known(), self._pool
                 if pool is None:
                     continue
-                if table != self._written:
-                    write_servers(self._servers_file, *table)
-                    self._written = table
+                if known != self._written:
+                    replace_file(self._known_file, msgspec.json.encode(known))
+                    write_servers(self._servers_file, *self._registry.servers())
+                    self._written = known
             self._keep_front(pool)
 
     def _keep_front(self, pool: Pool) -> None:

@@ -11,9 +11,11 @@ Plain actors can take the place of Serve's deployments: they are `_ServerReplica
 import logging
 import os
 import socket
+import sys
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
@@ -147,8 +149,21 @@ def machine_name() -> str:
     return f"{os.uname().nodename}-{ray.get_runtime_context().get_node_id()[:6]}"
 
 
-def connect(address: str) -> None:
-    """Connect this process to a Ray cluster; raises ConfigError when there is none."""
+@contextmanager
+def connected(address: str) -> Iterator[None]:
+    """Have a connection to a Ray cluster; raises ConfigError when there is none.
+
+    What Ray prints goes to standard error: standard output is for what the user asked.
+    """
+    with redirect_stdout(sys.stderr):
+        _connect(address)
+        try:
+            yield
+        finally:
+            ray.shutdown()
+
+
+def _connect(address: str) -> None:
     if address != "auto":
         _require_listener(address)  # Ray itself would try for minutes
     logging.getLogger("ray.serve").setLevel(logging.ERROR)

@@ -54,15 +54,17 @@ class ServerRow(msgspec.Struct, frozen=True):
 class Registry:
     """The servers of one cluster. Not thread-safe."""
 
-    def __init__(self, forget_s: float, known: Sequence[str] = (), now_s: float = 0.0) -> None:
-        """Forget servers that said nothing for `forget_s`; `known` were there before."""
+    def __init__(
+        self, forget_s: float, known: Sequence[Announcement] = (), now_s: float = 0.0
+    ) -> None:
+        """Forget servers that said nothing for `forget_s`; `known` is what was said before."""
         self._forget_s = forget_s
         self._members = Members()
         self._said: dict[str, Announcement] = {}
         self._heard_s: dict[str, float] = {}
         self._drained: set[str] = set()
-        for address in known:
-            self._take(Announcement(address, "", 0, address), now_s)
+        for said in known:
+            self.announce(said, now_s)
 
     def announce(self, said: Announcement, now_s: float) -> bool:
         """Take in what a server says; returns whether it gets no new requests."""
@@ -127,6 +129,13 @@ class Registry:
         A server that says nothing is among them: the front finds out whether it serves.
         """
         return sorted(self._said), sorted(self._drained & self._said.keys())
+
+    def known(self) -> list[Announcement]:
+        """Return what is known of each server, for a registry that takes this one's place."""
+        return [
+            msgspec.structs.replace(said, drained=address in self._drained)
+            for address, said in sorted(self._said.items())
+        ]
 
     def rows(self) -> list[ServerRow]:
         """Return all servers, by machine."""

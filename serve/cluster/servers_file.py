@@ -4,13 +4,11 @@ A line for each: `host:port`, and ` drained` after it when it gets no new reques
 what follows `#` say nothing. Whoever changes the file replaces it, so that no reader sees half.
 """
 
-import os
-import tempfile
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from serve.errors import ConfigError
-from serve.files import read_text
+from serve.files import read_text, replace_file
 
 _MOST_BYTES = 1 << 20
 _DRAINED = "drained"
@@ -38,6 +36,4 @@ def read_servers(file: Path) -> tuple[list[str], list[str]]:
 def write_servers(file: Path, servers: Sequence[str], drained: Collection[str] = ()) -> None:
     """Replace the file; raises OSError."""
     lines = [f"{server} {_DRAINED}" if server in drained else server for server in servers]
-    with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False) as made:
-        made.write("".join(f"{line}\n" for line in lines))
-    os.replace(made.name, file)
+    replace_file(file, "".join(f"{line}\n" for line in lines).encode())

@@ -51,13 +51,13 @@ def up_on_ray(pool: Pool, address: str, progress: Progress) -> "ClusterStatus":
     """Have a cluster be so; raises ConfigError."""
     from serve.cluster import ray_control
 
-    ray_control.connect(address)
-    name = pool.spec.cluster
-    if ray_control.has(name):  # servers that an update started stay
-        generation = ray_control.pool_of(name).spec.generation
-        spec = msgspec.structs.replace(pool.spec, generation=generation)
-        pool = msgspec.structs.replace(pool, spec=spec)
-    return ray_control.deploy(pool, progress)
+    with ray_control.connected(address):
+        name = pool.spec.cluster
+        if ray_control.has(name):  # servers that an update started stay
+            generation = ray_control.pool_of(name).spec.generation
+            spec = msgspec.structs.replace(pool.spec, generation=generation)
+            pool = msgspec.structs.replace(pool, spec=spec)
+        return ray_control.deploy(pool, progress)
 
 
 def up_local(pool: Pool, on_ready: Callable[[], None], progress: Progress) -> None:
@@ -110,16 +110,16 @@ def status(name: str, address: str) -> "ClusterStatus":
     """Return what is known of a cluster; raises ConfigError when there is none of the name."""
     from serve.cluster import ray_control
 
-    ray_control.connect(address)
-    return ray_control.status(name)
+    with ray_control.connected(address):
+        return ray_control.status(name)
 
 
 def drain(name: str, address: str, machine: str, *, back: bool) -> list[str]:
     """Send a machine no new requests, or again; returns the addresses of its servers."""
     from serve.cluster import ray_control
 
-    ray_control.connect(address)
-    return ray_control.drain(name, machine, back=back)
+    with ray_control.connected(address):
+        return ray_control.drain(name, machine, back=back)
 
 
 def update(
@@ -133,26 +133,26 @@ def update(
     """Start every server of a cluster anew, with what is given in place of what it was."""
     from serve.cluster import ray_control
 
-    ray_control.connect(address)
-    before = ray_control.pool_of(name)
-    spec = before.spec
-    after = msgspec.structs.replace(
-        spec,
-        config=spec.config if config is None else str(config.resolve()),
-        settings=spec.settings if settings is None else tuple(settings),
-        generation=str(time.time_ns()),
-    )
-    pool = msgspec.structs.replace(before, spec=after, replicas=replicas or before.replicas)
-    return ray_control.deploy(pool, progress)
+    with ray_control.connected(address):
+        before = ray_control.pool_of(name)
+        spec = before.spec
+        after = msgspec.structs.replace(
+            spec,
+            config=spec.config if config is None else str(config.resolve()),
+            settings=spec.settings if settings is None else tuple(settings),
+            generation=str(time.time_ns()),
+        )
+        pool = msgspec.structs.replace(before, spec=after, replicas=replicas or before.replicas)
+        return ray_control.deploy(pool, progress)
 
 
 def down(name: str, address: str, progress: Progress) -> None:
     """End a cluster; raises ConfigError when there is none of the name."""
     from serve.cluster import ray_control
 
-    ray_control.connect(address)
-    progress("ending the servers in order", 0.0)
-    ray_control.down(name)
+    with ray_control.connected(address):
+        progress("ending the servers in order", 0.0)
+        ray_control.down(name)
 
 
 def show(found: "ClusterStatus", as_json: bool) -> None:

@@ -88,10 +88,17 @@ def test_a_server_started_anew_is_no_longer_drained():
 
 
 def test_after_its_loss_it_knows_what_servers_say_and_forgets_none_meanwhile():
-    found = registry(known=["a:1", "b:1"])
-    assert found.servers() == (["a:1", "b:1"], [])
-    assert found.announce(msgspec.structs.replace(FIRST, drained=True), 1)
+    lost = registry()
+    lost.announce(FIRST, 0)
+    lost.announce(SECOND, 0)
+    lost.drain("a")
+    found = registry(known=lost.known())
+    assert found.rows() == lost.rows()
+    assert found.servers() == (["a:1", "b:1"], ["a:1"])
+    assert found.announce(FIRST, 1)
+    assert states(found) == {"a:1": "draining", "b:1": "ready"}
     found.look(30)
+    assert states(found) == {"a:1": "draining", "b:1": "suspect"}
     assert found.servers() == (["a:1", "b:1"], ["a:1"])
     found.look(100)
     assert found.servers() == ([], [])
