@@ -230,7 +230,12 @@ def estimate(
 
 @app.command()
 def report(
+    databases: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Databases of several servers, for one report.", metavar="DATABASE"),
+    ] = None,
     db: Annotated[Path, typer.Option("--db", help="The server's database.")] = Path("gnnserve.db"),
+    machine: Annotated[str, typer.Option(help="Only this one of several databases.")] = "",
     since: Annotated[str, typer.Option(help="Only the last 90s, 10m, 2h or 1d.")] = "",
     from_time: Annotated[
         str, typer.Option("--from", help="Only from 2026-01-31T08:00 on; UTC, or with a zone.")
@@ -253,7 +258,11 @@ def report(
         "since": since, "from": from_time, "until": until, "model": model, "version": version,
         "tenant": tenant, "client": client, "cause": cause,
     }  # fmt: skip
-    raise typer.Exit(run_report(db, selection_of(filters), as_json, html, csv))
+    code = run_report(
+        *(databases or [db]), chosen=selection_of(filters), machine=machine, as_json=as_json,
+        html=html, csv=csv,
+    )  # fmt: skip
+    raise typer.Exit(code)
 
 
 @app.command(

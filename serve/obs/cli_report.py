@@ -2,12 +2,17 @@
 
 import csv as csv_format
 import sys
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
+from heapq import merge
+from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from serve.errors import ConfigError
+from serve.obs.databases import by_machine, of_machine
 from serve.obs.frame import DTYPES
 from serve.obs.html import render_html
 from serve.obs.read import read_rows
@@ -18,28 +23,31 @@ from serve.terminal import Console
 
 
 def run_report(
-    db: Path,
+    *databases: Path,
     chosen: Selection | None = None,
+    machine: str = "",
     as_json: bool = False,
     html: Path | None = None,
     csv: Path | None = None,
 ) -> int:
-    """Report on a database; returns the exit code, 2 when it cannot be read.
+    """Report on databases as one; returns the exit code, 2 when one cannot be read.
 
     Args:
-        db: Database of a server.
+        databases: One of each server.
         chosen: Only these requests; None for all.
+        machine: Only this server, by what ``by_machine`` calls it; empty for all.
         as_json: Print JSON instead of tables.
         html: File for the page, `-` for standard output.
         csv: File for the rows, `-` for standard output.
     """
     chosen = chosen or Selection()
     try:
+        found = of_machine(by_machine(databases), machine)
         if csv is not None:
-            write_csv(db, chosen, csv)
+            write_csv(found, chosen, csv)
         if html is None and csv is not None and not as_json:
             return 0
-        summary, runs = read_summary(db, chosen)
+        summary, runs = read_summary(found, chosen)
         report = report_of(summary, runs)
         if html is not None:
             _write(html, render_html(summary, runs, report))
@@ -56,13 +64,22 @@ def run_report(
     return 0
 
 
-def write_csv(db: Path, chosen: Selection, target: Path, most: int = -1) -> None:
+def write_csv(
+    databases: Mapping[str, Path], chosen: Selection, target: Path, most: int = -1
+) -> None:
     """Write all columns of the chosen requests, in order of arrival.
 
-    Raises ConfigError when the database cannot be read, the file cannot be written, or there are
-    more than `most` rows (a negative number is no limit).
+    The databases are by machine, which is the first column where there are several. Raises
+    ConfigError when one cannot be read, the file cannot be written, or there are more than `most`
+    rows (a negative number is no limit).
     """
-    rows = read_rows(db, chosen, most + 1 if most >= 0 else -1)
+    several = len(databases) > 1
+    head = ["machine", *DTYPES] if several else list(DTYPES)
+    parts = [
+        _rows((name,) if several else (), path, chosen, most + 1 if most >= 0 else -1)
+        for name, path in databases.items()
+    ]
+    rows = merge(*parts, key=itemgetter(head.index("arrived_unix_ns")))
     first = next(rows, None)
     try:
         with (
@@ -71,7 +88,7 @@ def write_csv(db: Path, chosen: Selection, target: Path, most: int = -1) -> None
             else target.open("w", newline="", encoding="utf-8") as file
         ):
             writer = csv_format.writer(file)
-            writer.writerow(DTYPES)
+            writer.writerow(head)
             if first is not None:
                 writer.writerow(first)
                 for number, row in enumerate(rows, 2):
@@ -85,6 +102,14 @@ def write_csv(db: Path, chosen: Selection, target: Path, most: int = -1) -> None
         raise
     except OSError as error:
         raise ConfigError(f"{target}: cannot be written: {error.strerror}") from error
+
+
+def _rows(
+    before: tuple[str, ...], path: Path, chosen: Selection, most: int
+) -> Iterator[tuple[Any, ...]]:
+    """Yield rows with `before` at the beginning of each."""
+    for row in read_rows(path, chosen, most):
+        yield (*before, *row)
 
 
 def _write(target: Path, content: str) -> None:

@@ -51,6 +51,11 @@ class Frame:
             }
         )
 
+    @classmethod
+    def joined(cls, frames: Sequence["Frame"]) -> "Frame":
+        """Return the rows of one or more frames, one frame after the other."""
+        return cls({name: np.concatenate([one[name] for one in frames]) for name in DTYPES})
+
     def __len__(self) -> int:
         return len(next(iter(self._columns.values())))
 

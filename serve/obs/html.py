@@ -1,6 +1,6 @@
 """The report as one HTML file (see ``page_parts``)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from html import escape
 
@@ -10,7 +10,7 @@ from serve.obs.frame import STAGES
 from serve.obs.memory_plot import memory_plot
 from serve.obs.record import ServerRun
 from serve.obs.render import missing_rows, verdict
-from serve.obs.report import Report
+from serve.obs.report import ModelReport, Report
 from serve.obs.summary import Summary
 from serve.obs.timeline import timeline
 from serve.page_parts import document, figure, table
@@ -44,6 +44,8 @@ def _header(runs: Sequence[ServerRun], report: Report) -> str:
     if report.requests:
         facts.append(_period(report.first_unix_ns / 1e9, report.last_unix_ns / 1e9))
     newest = max(runs, key=lambda run: run.started_unix_ns, default=None)
+    if report.by_machine:
+        facts.append((f"{len(report.by_machine)} machines", ""))
     if newest:
         facts += [
             (f"{newest.policy}, {newest.discipline}", f"window {newest.window}"),
@@ -100,6 +102,9 @@ def _figures(summary: Summary, runs: Sequence[ServerRun], report: Report) -> lis
     stages = [(explanations.STAGES[stage], f"s-{stage}") for stage in STAGES]
     ends = [("in time", "kept"), ("late", "late"), ("without a result", "none")]
     hidden = report.overhead["prepare_hidden_share"]
+    several = bool(report.by_machine)
+    where = f", on {escape(summary.window_machine)}" if several else ""
+    alone = [] if several else runs  # whose budget the timeline shows
     excess = report.memory.overestimate_p50
     return [
         figure(
@@ -141,9 +146,9 @@ def _figures(summary: Summary, runs: Sequence[ServerRun], report: Report) -> lis
         ),
         figure(
             "Lanes and groups",
-            "The seconds with the most late answers. Colours distinguish groups; a red edge marks "
-            "a late answer. Point at a run to see its group.",
-            timeline(summary.shown, summary.window, runs) if summary.window else "",
+            f"The seconds with the most late answers{where}. Colours distinguish groups; a red "
+            "edge marks a late answer. Point at a run to see its group.",
+            timeline(summary.shown, summary.window, alone) if summary.window else "",
             wide=True,
         ),
         *_tables(report),
@@ -152,12 +157,6 @@ def _figures(summary: Summary, runs: Sequence[ServerRun], report: Report) -> lis
 
 def _tables(report: Report) -> list[str]:
     total = max(report.violations, 1)
-    models = [
-        (escape(name), f"{m.requests:,}", f"{m.violations:,}", f"{m.violation_rate:.2%}",
-         f"{m.latency_over_qt.p99:.2f}",
-         format_ms(m.latency_ms.p50), format_ms(m.latency_ms.p99))
-        for name, m in report.by_model.items()
-    ]  # fmt: skip
     causes = [
         (f'<span class="key c-{escape(cause)}">{escape(cause)}</span>', f"{count:,}",
          f"{count / total:.0%}", *explanations.CAUSES.get(cause, ("", "")))
@@ -169,24 +168,38 @@ def _tables(report: Report) -> list[str]:
     ]
     worst = [
         (f"{escape(v.request_uid)}<br><small>{escape(v.client_id)}</small>",
-         escape(v.model), f"{v.num_nodes:,}<br><small>{v.num_edges:,}</small>",
+         f"{escape(v.model)}<br><small>{escape(v.machine)}</small>",
+         f"{v.num_nodes:,}<br><small>{v.num_edges:,}</small>",
          f"{format_ms(v.latency_ms)}<br><small>{format_ms(v.qos_target_ms)}</small>",
          f"{v.latency_over_qt:.2f}", escape(v.cause), format_ms(v.backlog_ms),
          f"{v.group_id}, {v.group_size} tasks<br><small>{_lines(v.group_mates[:4])}</small>")
         for v in report.worst
     ]  # fmt: skip
+    machines = [_totals("By machine", "machine", report.by_machine)] if report.by_machine else []
+    where = "<br>machine" if machines else ""
     return [
-        table("By model", "", models,
-               "model/requests/late/share/p99 ÷ target/p50/p99", "_nnnnnn"),
+        *machines,
+        _totals("By model", "model", report.by_model),
         table("Without a result", "Requests that were refused, failed, cancelled or expired; they "
                "are no violations.", reasons, "reason/requests/meaning", "_n_",
                "Every request got a result."),
         table("Why answers were late", "", causes,
                "cause/late/share/what happened/what to try first", "_nn__", wide=True),
         table("The worst late answers", "With their sizes, times and group.",
-               worst, "request<br>client's id/model/nodes<br>edges/latency<br>target/÷ target/cause"
-               "/backlog/group and mates", "i_nnn_ni", "No answer was late.", wide=True),
+               worst, f"request<br>client's id/model{where}/nodes<br>edges/latency<br>target"
+               "/÷ target/cause/backlog/group and mates", "i_nnn_ni", "No answer was late.",
+              wide=True),
     ]  # fmt: skip
+
+
+def _totals(title: str, what: str, totals: Mapping[str, ModelReport]) -> str:
+    rows = [
+        (escape(name), f"{m.requests:,}", f"{m.violations:,}", f"{m.violation_rate:.2%}",
+         f"{m.latency_over_qt.p99:.2f}",
+         format_ms(m.latency_ms.p50), format_ms(m.latency_ms.p99))
+        for name, m in totals.items()
+    ]  # fmt: skip
+    return table(title, "", rows, f"{what}/requests/late/share/p99 ÷ target/p50/p99", "_nnnnnn")
 
 
 def _lines(items: Sequence[str]) -> str:

@@ -118,11 +118,11 @@ def main(arguments: list[str]) -> int:
     chosen = msgspec.json.decode(arguments[2] if len(arguments) > 2 else "{}", type=Selection)
     os.nice(10)
     if form == "json":
-        return run_report(database, chosen, as_json=True)
+        return run_report(database, chosen=chosen, as_json=True)
     if form == "html":
-        return run_report(database, chosen, html=Path("-"))
+        return run_report(database, chosen=chosen, html=Path("-"))
     try:
-        write_csv(database, chosen, Path("-"), MOST_CSV_ROWS)
+        write_csv({"": database}, chosen, Path("-"), MOST_CSV_ROWS)
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
         return 2

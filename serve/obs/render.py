@@ -1,6 +1,6 @@
 """The report on a terminal, on one screen."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 from rich.console import Group, RenderableType
@@ -11,7 +11,7 @@ from serve.obs import explanations
 from serve.obs.frame import STAGES
 from serve.obs.lost_calls import STATUS_BY_REASON
 from serve.obs.record import ServerRun
-from serve.obs.report import Report
+from serve.obs.report import ModelReport, Report
 from serve.units import format_bytes, format_ms, format_seconds
 
 _COLOURS = {"queue": "yellow", "prepare_exposed": "cyan", "handover": "white", "run": "blue",
@@ -21,8 +21,10 @@ _COLOURS = {"queue": "yellow", "prepare_exposed": "cyan", "handover": "white", "
 def render_report(report: Report, runs: Sequence[ServerRun]) -> RenderableType:
     """Return the whole report, for `Console.print`."""
     parts: list[RenderableType] = [_headline(report, runs)]
+    if report.by_machine:
+        parts.append(_totals("By machine", "machine", report.by_machine))
     if report.by_model:
-        parts.append(_models(report))
+        parts.append(_totals("By model", "model", report.by_model))
     if report.violations:
         parts.append(_causes(report))
     if report.answered:
@@ -67,6 +69,9 @@ def _verdict(report: Report) -> str:
     if len(report.by_model) > 1:
         name, model = max(report.by_model.items(), key=lambda item: item[1].violation_rate)
         sentences.append(f"The worst model is {name}: {model.violation_rate:.2%} late.")
+    if report.by_machine:
+        name, machine = max(report.by_machine.items(), key=lambda item: item[1].violation_rate)
+        sentences.append(f"The worst machine is {name}: {machine.violation_rate:.2%} late.")
     if report.expired_late:
         sentences.append(f"{report.expired_late:,} more requests expired after their target.")
     return " ".join(sentences)
@@ -93,6 +98,8 @@ def _headline(report: Report, runs: Sequence[ServerRun]) -> RenderableType:
         over = report.latency_over_qt
         facts.append(f"latency ÷ target p50 {over.p50:.2f}, p90 {over.p90:.2f}, p99 {over.p99:.2f}")
     newest = max(runs, key=lambda run: run.started_unix_ns, default=None)
+    if report.by_machine:
+        facts.append(f"{len(report.by_machine)} machines")
     if newest:
         facts.append(
             f"{newest.policy}/{newest.discipline}, {newest.lanes_told} on {newest.device}, "
@@ -102,10 +109,10 @@ def _headline(report: Report, runs: Sequence[ServerRun]) -> RenderableType:
     return lines
 
 
-def _models(report: Report) -> Table:
-    table = _table("By model", "model", "requests#", "late#", "share#", "÷ target p50#",
+def _totals(title: str, what: str, rows: Mapping[str, ModelReport]) -> Table:
+    table = _table(title, what, "requests#", "late#", "share#", "÷ target p50#",
                    "÷ target p99#", "p50#", "p99#")  # fmt: skip
-    for name, model in report.by_model.items():
+    for name, model in rows.items():
         table.add_row(
             name,
             f"{model.requests:,}",
@@ -144,7 +151,8 @@ def _stages(report: Report) -> Table:
 def _memory(report: Report) -> Text:
     memory = report.memory
     text = Text("Memory  ", "bold")
-    text.append(f"at most {format_bytes(memory.peak_bytes)} reserved at once", "")
+    where = " on a machine" if report.by_machine else ""
+    text.append(f"at most {format_bytes(memory.peak_bytes)} reserved at once{where}", "")
     if memory.budget_bytes:
         share = memory.peak_bytes / memory.budget_bytes
         text.append(f" ({share:.0%} of {format_bytes(memory.budget_bytes)})")
@@ -165,11 +173,13 @@ def _rejected(report: Report) -> Table:
 
 
 def _worst(report: Report) -> Table:
-    table = _table("The worst late answers", "request", "model", "nodes#", "latency#", "÷ target#",
-                   "cause", "group mates")  # fmt: skip
+    machine = ["machine"] if report.by_machine else []
+    table = _table("The worst late answers", "request", *machine, "model", "nodes#", "latency#",
+                   "÷ target#", "cause", "group mates")  # fmt: skip
     for late in report.worst:
         table.add_row(
             late.request_uid,
+            *([late.machine] if machine else []),
             late.model,
             f"{late.num_nodes:,}",
             format_ms(late.latency_ms),

@@ -10,7 +10,8 @@ again in `expired_late`, so that giving up early cannot flatter the server.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ class Quantiles(msgspec.Struct, frozen=True):
 
 
 class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Totals of one model over all its versions."""
+    """Totals of one model over all its versions, or of one machine over all models."""
 
     requests: int
     answered: int
@@ -52,11 +53,11 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
 class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
     """Estimated and measured memory of runs, and their concurrent peak."""
 
-    #: Memory budget in the newest run of the server.
+    #: Memory budget in the newest run of the server; of several servers the largest.
     budget_bytes: int
-    #: Largest sum of the reservations of concurrent requests.
+    #: Largest sum of the reservations of concurrent requests of one server.
     peak_bytes: int
-    #: Largest sum of the measured peaks of concurrent requests.
+    #: Largest sum of the measured peaks of concurrent requests of one server.
     peak_measured_bytes: int
     #: Number of runs whose peak was measured.
     measured: int
@@ -91,6 +92,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     #: Measured ÷ estimated time on the lane.
     run_over_estimate: Quantiles
     by_model: dict[str, ModelReport]
+    #: Of the databases of several servers, by machine; empty for one.
+    by_machine: dict[str, ModelReport]
     #: Violations by cause, with all of `CAUSES`.
     by_cause: dict[str, int]
     memory: MemoryReport
@@ -109,14 +112,21 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 def load_report(path: Path, chosen: Selection | None = None) -> Report:
     """Make the report over the chosen requests of a database, or all; raises ConfigError."""
-    summary, runs = read_summary(path, chosen or Selection())
+    summary, runs = read_summary({"": path}, chosen or Selection())
     return report_of(summary, runs)
 
 
-def read_summary(path: Path, chosen: Selection) -> tuple[Summary, list[ServerRun]]:
-    """Return what the report shows, and the server's runs; raises ConfigError."""
-    with reading(path) as db:
-        return Summary(db, chosen), read_runs(db, chosen)
+def read_summary(
+    databases: Mapping[str, Path], chosen: Selection
+) -> tuple[Summary, list[ServerRun]]:
+    """Return what the report shows of databases by machine, and the servers' runs.
+
+    Raises ConfigError.
+    """
+    with ExitStack() as stack:
+        opened = {name: stack.enter_context(reading(path)) for name, path in databases.items()}
+        runs = [run for db in opened.values() for run in read_runs(db, chosen)]
+        return Summary(opened, chosen), runs
 
 
 def report_dict(report: Report) -> dict[str, Any]:
@@ -126,11 +136,12 @@ def report_dict(report: Report) -> dict[str, Any]:
 
 
 def report_of(summary: Summary, runs: Sequence[ServerRun]) -> Report:
-    """Make the report; the budget is that of the newest of `runs`."""
+    """Make the report of what was read, and of the servers' runs."""
     total, answers, outcomes = summary.all, summary.answers, summary.outcomes
     answered, violations = total.over.count, total.violations
     rate = violations / answered if answered else 0.0
     causes = Counter(outcomes.by_cause)
+    machines = summary.by_machine if len(summary.by_machine) > 1 else {}
     return Report(
         rows_lost=sum(run.rows_lost for run in runs),
         requests=total.requests,
@@ -146,13 +157,14 @@ def report_of(summary: Summary, runs: Sequence[ServerRun]) -> Report:
         quet_over_qt_mean=answers.quet_over_target.mean,
         run_over_estimate=_quantiles(answers.run_over_estimate),
         by_model={name: _model_report(one) for name, one in sorted(summary.by_model.items())},
+        by_machine={name: _model_report(one) for name, one in sorted(machines.items())},
         by_cause={cause: causes.pop(cause, 0) for cause in CAUSES} | dict(causes),
-        memory=_memory(summary.memory, runs),
+        memory=_memory(summary.memory, runs, several=bool(machines)),
         rejected=dict(outcomes.rejected.most_common()),
         overhead=_overhead(answers),
         first_unix_ns=summary.first_unix_ns,
         last_unix_ns=summary.last_unix_ns,
-        worst=violations_of(summary.worst, summary.mates),
+        worst=violations_of(summary.worst, summary.mates, summary.worst_machines),
     )
 
 
@@ -168,11 +180,12 @@ def _model_report(model: ModelTotals) -> ModelReport:
     )
 
 
-def _memory(totals: MemoryTotals, runs: Sequence[ServerRun]) -> MemoryReport:
-    newest = max(runs, key=lambda run: run.started_unix_ns, default=None)
+def _memory(totals: MemoryTotals, runs: Sequence[ServerRun], *, several: bool) -> MemoryReport:
+    budgets = [(run.budget_bytes if several else run.started_unix_ns, run) for run in runs]
+    _, chosen = max(budgets, key=lambda one: one[0], default=(0, None))
     over = totals.reserved_over_measured
     return MemoryReport(
-        budget_bytes=newest.budget_bytes if newest else 0,
+        budget_bytes=chosen.budget_bytes if chosen else 0,
         peak_bytes=totals.reserved_peak.highest,
         peak_measured_bytes=totals.measured_peak.highest,
         measured=totals.measured,

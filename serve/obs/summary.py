@@ -1,13 +1,15 @@
-"""What the report needs of the database's requests, gathered in one pass.
+"""What the report needs of the requests in databases, gathered in one pass over each.
 
 SQLite filters the rows and computes small columns of them; batches of arrays add these to totals,
 sketches and sweeps. So memory does not grow with the number of rows. The few rows that pictures
 show whole are read by their ids afterwards.
+
+Ids are unique in a database. Here the row `i` of the n-th of k databases has the id `i * k + n`.
 """
 
 import sqlite3
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -49,37 +51,52 @@ _LABEL = (
 class Summary:
     """Everything that the report shows of the chosen requests."""
 
-    def __init__(self, db: sqlite3.Connection, chosen: Selection) -> None:
-        """Read the requests of `chosen`."""
+    def __init__(self, servers: Mapping[str, sqlite3.Connection], chosen: Selection) -> None:
+        """Read the requests of `chosen` from the database of each server, by its machine."""
         self.all = ModelTotals()
         self.by_model: defaultdict[str, ModelTotals] = defaultdict(ModelTotals)
-        self.first_unix_ns, self.last_unix_ns = first_and_last(db, chosen)
+        self.by_machine = {machine: ModelTotals() for machine in servers}
+        self.first_unix_ns, self.last_unix_ns = _first_and_last(servers, chosen)
         self.answers = AnswerTotals()
         self.outcomes = OutcomeTotals(self.first_unix_ns, self.last_unix_ns)
         self.memory = MemoryTotals()
         self._window = BusiestWindow()
         self._longest_ns = 0
         self._late = (np.zeros(0), np.zeros(0, np.int64))
-        for models, labels, numbers in _batches(db, chosen):
-            self._add(models, labels, numbers)
-        self.memory.finish()
-        self._read_shown(db, chosen)
+        #: Of the window, whose lanes are one server's.
+        self.window_machine = next(iter(servers))
+        for number, (machine, db) in enumerate(servers.items()):
+            before = self._window.window()
+            for models, labels, numbers in _batches(db, chosen, number, len(servers)):
+                self._add(machine, models, labels, numbers)
+            # Its runs share lanes and memory with those of no other server.
+            self.memory.finish()
+            nothing = np.zeros(0, np.int64)
+            self._window.add(nothing, nothing, nothing.astype(np.bool_), END_NS)
+            if self._window.window() != before:
+                self.window_machine = machine
+        self._read_shown(servers, chosen)
 
-    def _read_shown(self, db: sqlite3.Connection, chosen: Selection) -> None:
+    def _read_shown(self, servers: Mapping[str, sqlite3.Connection], chosen: Selection) -> None:
         """Read the rows that pictures and tables show whole."""
-        nothing = np.zeros(0, np.int64)
-        self._window.add(nothing, nothing, nothing.astype(np.bool_), END_NS)
-        self.worst = read_frame(db, self._late[1])
-        self.worst = self.worst.where(np.argsort(-self.worst.over_target, kind="stable"))
+        self.worst, machines = _read_rows(servers, self._late[1])
+        order = np.argsort(-self.worst.over_target, kind="stable")
+        self.worst = self.worst.where(order)
+        #: Of each of the worst: its machine, and the ids of others in its group.
+        self.worst_machines = [machines[i] for i in order]
         self.mates = [
-            group_mates(db, self.worst, i, self._longest_ns) for i in range(len(self.worst))
+            group_mates(servers[machine], self.worst, i, self._longest_ns)
+            for i, machine in enumerate(self.worst_machines)
         ]
-        self.points = read_frame(db, self.memory.points.chosen())
+        self.points, _ = _read_rows(servers, self.memory.points.chosen())
         self.window = self._window.window()
         begin, end = self.window or (0, 0)
+        db = servers[self.window_machine]
         self.shown = read_present(db, chosen, begin, end, self._longest_ns)
 
-    def _add(self, models: tuple[str, ...], labels: tuple[Any, ...], numbers: Frame) -> None:
+    def _add(
+        self, machine: str, models: tuple[str, ...], labels: tuple[Any, ...], numbers: Frame
+    ) -> None:
         flags = numbers["flags"]
         ok, launched = flags & _OK != 0, flags & _LAUNCHED != 0
         late = ok & (flags & _LATE != 0)
@@ -93,6 +110,7 @@ class Summary:
             facts = (int(requests[rows].sum()), over[mine], numbers["latency_ns"][mine] / 1e6,
                      int(np.count_nonzero(late[mine])))  # fmt: skip
             self.by_model[name].add(*facts)
+            self.by_machine[machine].add(*facts)
             self.all.add(*facts)
         self.answers.add(numbers.where(ok), over[ok], late[ok])
         self.outcomes.add(labels, numbers, requests, ok, late)
@@ -108,13 +126,36 @@ class Summary:
         self._late = (over[order], row_id[order])
 
 
+def _first_and_last(
+    servers: Mapping[str, sqlite3.Connection], chosen: Selection
+) -> tuple[int, int]:
+    """Return the first and the last arrival of the chosen requests, or zeros."""
+    ends = [found for db in servers.values() if any(found := first_and_last(db, chosen))]
+    return min((first for first, _ in ends), default=0), max((last for _, last in ends), default=0)
+
+
+def _read_rows(
+    servers: Mapping[str, sqlite3.Connection], row_ids: Column
+) -> tuple[Frame, list[str]]:
+    """Return rows by their ids among all servers', and the machine of each."""
+    frames, machines = [], list[str]()
+    for number, (machine, db) in enumerate(servers.items()):
+        frames.append(read_frame(db, row_ids[row_ids % len(servers) == number] // len(servers)))
+        machines += [machine] * len(frames[-1])
+    return Frame.joined(frames), machines
+
+
 def _batches(
-    db: sqlite3.Connection, chosen: Selection
+    db: sqlite3.Connection, chosen: Selection, number: int, count: int
 ) -> Iterator[tuple[tuple[str, ...], tuple[Any, ...], Frame]]:
-    """Yield models, labels and numbers of the chosen requests, in order of arrival."""
+    """Yield models, labels and numbers of the chosen requests, in order of arrival.
+
+    The database is the one with this `number` of so many.
+    """
     where, values = chosen.condition()
+    columns = _NUMBERS | {"row_id": f"row_id * {count} + {number}"}
     rows = db.execute(
-        f"SELECT model, {_LABEL}, {', '.join(_NUMBERS.values())} FROM {request_table(db)} "
+        f"SELECT model, {_LABEL}, {', '.join(columns.values())} FROM {request_table(db)} "
         f"WHERE {where} ORDER BY arrived_unix_ns, row_id",
         values,
     )

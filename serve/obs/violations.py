@@ -11,6 +11,8 @@ class Violation(msgspec.Struct, frozen=True, kw_only=True):
     """One late answer: its size, its times by stage, and its co-runners."""
 
     request_uid: str
+    #: Of its server, where the report is about several; else empty.
+    machine: str = ""
     client_id: str
     model: str
     tenant: str
@@ -34,8 +36,10 @@ class Violation(msgspec.Struct, frozen=True, kw_only=True):
     group_mates: list[str]
 
 
-def violations_of(late: Frame, mates: Sequence[list[str]]) -> list[Violation]:
-    """Return the details of late answers, and of each the ids of its `mates`."""
+def violations_of(
+    late: Frame, mates: Sequence[list[str]], machines: Sequence[str] = ()
+) -> list[Violation]:
+    """Return the details of late answers, and of each the ids of its `mates` and its machine."""
     stages = {stage: _ms(time) for stage, time in late.stage_ns().items()}
     names = ("latency_ns", "qos_target_ns", "solo_estimate_ns", "run_estimate_ns", "backlog_ns")
     latency, target, solo, run, backlog = (_ms(late[name]) for name in names)
@@ -43,6 +47,7 @@ def violations_of(late: Frame, mates: Sequence[list[str]]) -> list[Violation]:
     return [
         Violation(
             request_uid=late["request_uid"][i],
+            machine=machines[i] if machines else "",
             client_id=late["client_id"][i],
             model=late["model"][i],
             tenant=late["tenant"][i],

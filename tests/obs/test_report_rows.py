@@ -173,15 +173,16 @@ def test_since_counts_from_now(tmp_path):
 
 def test_rows_of_csv_may_be_limited(tmp_path, capsys):
     store_all(tmp_path / "r.db", [record(str(i)) for i in range(5)])
-    write_csv(tmp_path / "r.db", Selection(), tmp_path / "five.csv", 5)
+    databases = {"": tmp_path / "r.db"}
+    write_csv(databases, Selection(), tmp_path / "five.csv", 5)
     assert len((tmp_path / "five.csv").read_text().splitlines()) == 6
     with pytest.raises(ConfigError, match="more than 4 rows: narrow them"):
-        write_csv(tmp_path / "r.db", Selection(), tmp_path / "four.csv", 4)
+        write_csv(databases, Selection(), tmp_path / "four.csv", 4)
 
 
 def test_rows_that_were_lost_are_told_everywhere(tmp_path):
     store_all(tmp_path / "r.db", [record()], lost=1234)
-    summary, runs = read_summary(tmp_path / "r.db", Selection())
+    summary, runs = read_summary({"": tmp_path / "r.db"}, Selection())
     report = report_of(summary, runs)
     page = render_html(summary, runs, report)
     assert '<p class="verdict"><b>1,234 rows are missing here</b>' in page
