@@ -119,6 +119,8 @@ SECTIONS: dict[str, tuple[Entry, ...]] = {
               "models.pmc_accuracy", "estimates.md"),
         Entry("How exact are estimates of models that declare their inputs?",
               "models.gallery_accuracy", "estimates.md"),
+        Entry("How exact are memory estimates of models that pad graphs to the largest?",
+              "models.padded_accuracy", "estimates.md"),
         Entry("Which classes of PyG serve as models of their own?",
               "models.coverage", "/docs/serve-your-own-model.md"),
         Entry("How exact are run-time estimates?",

@@ -151,13 +151,13 @@ class PlainModel:
         need the second count to be that of edges.
         """
 
-    def add_input(self, name: str, datatype: str, shape: list[int], *, required: bool, also_int32: bool = False, below: list[int] = [], low: int = 0, high: int = 1, numbers_graphs: bool = False, counts_pairs: bool = False) -> None:
+    def add_input(self, name: str, datatype: str, shape: list[int], *, required: bool, also_int32: bool = False, below: list[int] = [], low: int = 0, high: int = 1, numbers_graphs: bool = False, counts_graphs: bool = False) -> None:
         """
         Add the next input. A size of its shape that is the n-th count is -1 - n.
 
         Values of indices are `below` these counts, one for each row or one for all; those of
         other integers are in [low, high]. With `numbers_graphs` the largest is told, with
-        `counts_pairs` how many pairs are equal. Raises ValueError for what cannot be.
+        `counts_graphs` the sizes of graphs. Raises ValueError for what cannot be.
         """
 
     def add_output(self, name: str, constant: float, per: list[float]) -> None:
@@ -196,9 +196,10 @@ class PlainRequest:
         """
 
     @property
-    def pairs(self) -> dict[str, int]:
+    def graph_sizes(self) -> dict[str, tuple[int, int, int]]:
         """
-        Pairs of equal values, each with itself, by name, where they are counted.
+        By name of each index of which they are counted: pairs of things in one graph,
+        each with itself, graphs, and things of the largest.
         """
 
     @property

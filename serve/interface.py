@@ -172,14 +172,18 @@ class Interface:
         return (*self.nodes, *(symbol for symbol in bound if symbol not in self.nodes))
 
     @cached_property
-    def graphs(self) -> dict[str, InputSlot]:
-        """Symbols that count graphs, and the index that tells each."""
-        return {
-            symbol: slot
-            for slot in self.inputs
-            for symbol in slot.index
-            if symbol not in self.counts
-        }
+    def graphs(self) -> dict[str, tuple[InputSlot, ...]]:
+        """Symbols that count graphs, and what tells each: an index for each kind of things."""
+        found: dict[str, tuple[InputSlot, ...]] = {}
+        for slot in self.inputs:
+            for symbol in dict.fromkeys(slot.index):
+                if symbol not in self.counts:
+                    found[symbol] = (*found.get(symbol, ()), slot)
+        return found
+
+    def numbers_graphs(self, slot: InputSlot) -> bool:
+        """Return True for an index whose largest value tells how many graphs there are."""
+        return any(slot is each for slots in self.graphs.values() for each in slots)
 
     @cached_property
     def batches(self) -> tuple[InputSlot, ...]:
@@ -190,23 +194,6 @@ class Interface:
             if len(slot.symbols) == len(slot.shape) == 1
             and slot.index
             and slot.index[0] in self.graphs
-        )
-
-    @cached_property
-    def pairs_of(self) -> tuple[int, ...]:
-        """Positions among ``counts`` of the things of each of ``batches``."""
-        return tuple(self.counts.index(slot.symbols[0]) for slot in self.batches)
-
-    def pair_counts(self, arrays: Mapping[str, Any], counts: Sequence[int]) -> tuple[int, ...]:
-        """Return the pairs of things in one graph, for each of ``batches``: Σ n² over graphs.
-
-        Values number graphs. Without an input that tells them, all things are in one graph.
-        """
-        return tuple(
-            counts[position] ** 2
-            if (values := arrays.get(slot.name)) is None
-            else int((np.bincount(np.asarray(values)) ** 2).sum())
-            for slot, position in zip(self.batches, self.pairs_of, strict=True)
         )
 
     @cached_property
@@ -259,10 +246,10 @@ class Interface:
         return all(slot.symbols for slot in (*self.inputs, *self.outputs))
 
     def sizes(self, counts: Sequence[int]) -> dict[str, int]:
-        """Return each symbol's count; there may be as many graphs as nodes."""
+        """Return each symbol's count; there may be as many graphs as things in any."""
         sizes = dict(zip(self.counts, counts, strict=True))
-        for symbol, slot in self.graphs.items():
-            sizes[symbol] = sizes[slot.symbols[0]] if slot.symbols else 1
+        for symbol, slots in self.graphs.items():
+            sizes[symbol] = max(sizes[slot.symbols[0]] if slot.symbols else 1 for slot in slots)
         return sizes
 
     def counts_of(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
@@ -286,7 +273,8 @@ class Interface:
 
         One without values has none.
         """
-        found = {slot.name: arrays.get(slot.name) for slot in self.graphs.values()}
+        told = (slot for slots in self.graphs.values() for slot in slots)
+        found = {slot.name: arrays.get(slot.name) for slot in told}
         return {
             name: int(values.max())
             for name, values in found.items()
@@ -298,12 +286,11 @@ class Interface:
 
         An index that a request leaves out means one graph, none where there is nothing to point.
         """
-        for symbol, slot in self.graphs.items():
-            value = largest.get(slot.name)
-            if value is None:
-                sizes[symbol] = min(1, prod(slot.shape_for(sizes)))
-            else:
-                sizes[symbol] = max(sizes.get(symbol, 0), value + 1)
+        for symbol, slots in self.graphs.items():
+            for slot in slots:
+                value = largest.get(slot.name)
+                least = min(1, prod(slot.shape_for(sizes))) if value is None else value + 1
+                sizes[symbol] = max(sizes.get(symbol, 0), least)
 
     def bytes_per(self, slots: Iterable[TensorSlot]) -> tuple[tuple[float, ...], float]:
         """Return the bytes of `slots` for one more of each count, and those of fixed size.
@@ -314,11 +301,14 @@ class Interface:
         fixed = 0.0
         for slot in slots:
             size = float(slot.element_bytes * prod(d for d in slot.shape if isinstance(d, int)))
-            symbols = [self.graphs[s].symbols[0] if s in self.graphs else s for s in slot.symbols]
-            if symbols:
-                per[symbols[0]] += size
-            else:
+            if not slot.symbols:
                 fixed += size
+                continue
+            counted, *_ = slot.symbols
+            # Each thing of any kind may be in a graph of its own.
+            of_graphs = [each.symbols[0] for each in self.graphs.get(counted, ()) if each.symbols]
+            for symbol in dict.fromkeys(of_graphs or [counted]):
+                per[symbol] += size
         return tuple(per.values()), fixed
 
 

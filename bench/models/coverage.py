@@ -11,19 +11,17 @@ import importlib
 import inspect
 import re
 import warnings
-from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-import numpy as np
 import torch
 from msgspec.structs import replace
-from torch import Tensor, nn
+from torch import nn
 
 from bench.kit import pyg_classes
 from bench.kit.script import Script, Table
-from serve.graphs.random_inputs import declared_inputs
-from serve.interface import DTYPES, InputSlot, Interface, TensorSlot
+from serve.interface import InputSlot, Interface
+from serve.lane.example_outputs import outputs_of
 from serve.lane.measure.memory import measure_memory
 from serve.lane.measure.probe_signature import probe_signature
 from serve.lane.models.calling import called
@@ -42,51 +40,7 @@ SCRIPT = Script(
     ),
 )  # fmt: skip
 
-#: Counts that outputs are recognised by.
-_COUNTS = {"N": 13, "E": 37, "K": 29, "P": 17, "N.a": 11, "N.b": 19, "E.to": 23, "E.of": 31}
 _NEEDS = re.compile(r"'(\w+)' requires '([\w-]+)|No module named '(\w+)'")
-
-
-def _tensors(returned: object, name: str = "y") -> Iterator[tuple[str, Tensor]]:
-    """Yield a name and each tensor of what forward returns."""
-    if isinstance(returned, Tensor):
-        yield name, returned
-    elif isinstance(returned, Mapping):
-        for key, value in returned.items():
-            yield from _tensors(value, str(key))
-    elif isinstance(returned, tuple | list):
-        for position, value in enumerate(returned):
-            if value is not None:
-                yield from _tensors(value, f"{name}{position}")
-    else:
-        raise ValueError(f"its forward returns a {type(returned).__name__}")
-
-
-def _outputs(module: nn.Module, slots: tuple[InputSlot, ...]) -> tuple[TensorSlot, ...]:
-    """Return the outputs by what the module returns for one graph, of three in a batch."""
-    interface = Interface(slots, ())
-    counts = [_COUNTS[symbol] for symbol in interface.counts]
-    arrays = declared_inputs(
-        interface,
-        counts,
-        np.random.default_rng(0),
-        graphs=lambda things: np.arange(things) * 3 // things,
-    )
-    tensors = {key: torch.from_numpy(array) for key, array in arrays.items()}
-    forward = DeclaredForward(module, interface, "it")
-    sizes = forward.sizes(tensors)
-    symbols = {count: symbol for symbol, count in sizes.items()}
-    with torch.inference_mode():
-        returned = forward.returned(module, tensors, sizes)
-    wires = {name: wire for wire, name in DTYPES.items()}
-    return tuple(
-        TensorSlot(
-            key,
-            wires[str(tensor.dtype).removeprefix("torch.")],
-            tuple(symbols.get(size, size) for size in tensor.shape),
-        )
-        for key, tensor in _tensors(returned)
-    )
 
 
 def tried(module: nn.Module, slots: tuple[InputSlot, ...], limit_mib: int) -> str:
@@ -102,7 +56,7 @@ def tried(module: nn.Module, slots: tuple[InputSlot, ...], limit_mib: int) -> st
         method_args=pyg_classes.METHOD_ARGS.get(name, {}),
     )  # fmt: skip
     module = called(module, spec)
-    interface = Interface(slots, _outputs(module, slots))
+    interface = Interface(slots, outputs_of(module, slots))
     spec = replace(spec, interface=interface)
     loaded = LoadedModel(spec, module, declared=DeclaredForward(module, interface, name))
     signature = probe_signature(loaded)

@@ -26,6 +26,7 @@ from bench.kit.as_lane import become_lane
 from bench.kit.random_requests import random_requests
 from bench.kit.script import Script, Table
 from serve.estimate import ModelEstimator, Overhead
+from serve.estimate.graph_sizes import graph_sizes
 from serve.lane.executors import CannotRun, with_executor
 from serve.lane.measure.allocator import Allocator
 from serve.lane.measure.calibrate import calibrate
@@ -81,8 +82,8 @@ def row(name: str, executor: str, options: argparse.Namespace, meter: Meter) -> 
         held = staged + meter.held_by(run)
         measured = staged + meter.peak_bytes() - live
         by_kind = interface.kind_counts(inputs) if estimator.counts_kinds else None
-        if estimator.counts_pairs:
-            counts += interface.pair_counts(inputs, counts)
+        if estimator.counts_graphs:
+            counts += estimator.graphs.told(graph_sizes(loaded.spec.batches, inputs, counts))
         sizes.append(counts)
         peak, reserve = estimator.memory(*counts, by_kind=by_kind)
         memory.append(peak / measured - 1)

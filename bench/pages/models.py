@@ -161,6 +161,17 @@ def gallery_accuracy() -> str:
     })  # fmt: skip
 
 
+def padded_accuracy() -> str:
+    """Return errors of memory estimates for models that pad the graphs of a batch."""
+    return flat(read_result("padded_accuracy")["models"], {
+        "model": "{model}", "requests": "{requests}", "runs": "{runs}",
+        "memory, median": "{memory_median:.2%}", "lowest": "{memory_low:.2%}",
+        "highest": "{memory_high:.2%}", "above reserve": "{above_reserve}",
+        "need ÷ reserve, at most": "{need_share_of_reserve_max:.3f}",
+        "without the sizes of graphs, lowest": "{counts_alone_low:.0%}",
+    })  # fmt: skip
+
+
 def sampling() -> str:
     """Return sampling rates, and other samplers' time ÷ ours with 5th and 95th percentile."""
     rows = [
@@ -222,6 +233,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "memory estimates by model": pmc_by_model,
     "time estimates": time_accuracy,
     "estimates of declared models": gallery_accuracy,
+    "estimates of models that pad": padded_accuracy,
     "sampling": sampling,
     "gathering": lambda: flat(read_result("sampling")["gathering"], {
         "graph": "{graph}", "ids": "{ids:,}", "GB/s": "{gb_per_s[ours]:.1f}",

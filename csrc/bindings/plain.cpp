@@ -19,11 +19,11 @@ void check(const PlainModel& model, const PlainInput& input) {
         fail("no tensor has this datatype");
     }
     const bool wide = input.element->datatype == "INT64";
-    if ((input.also_int32 || input.numbers_graphs || input.counts_pairs) && !input.is_index()) {
-        fail("only indices may come as INT32, number graphs or have pairs");
+    if ((input.also_int32 || input.numbers_graphs || input.counts_graphs) && !input.is_index()) {
+        fail("only indices may come as INT32, number graphs or have sizes of graphs");
     }
-    if (input.counts_pairs && input.shape.size() != 1) {
-        fail("pairs are counted of an index with one axis");
+    if (input.counts_graphs && input.shape.size() != 1) {
+        fail("sizes of graphs are counted of an index with one axis");
     }
     if ((input.also_int32 && !wide) ||
         (input.is_index() && !wide && input.element->datatype != "INT32")) {
@@ -54,11 +54,12 @@ nb::list tensors_of(const PlainRequest& request) {
     return found;
 }
 
-nb::dict pairs_of(const PlainRequest& request) {
+nb::dict graph_sizes_of(const PlainRequest& request) {
     nb::dict found;
     for (const PlainRequest::Tensor& tensor : request.tensors()) {
-        if (tensor.input->counts_pairs) {
-            found[to_str(tensor.input->name)] = tensor.pairs;
+        if (tensor.input->counts_graphs) {
+            found[to_str(tensor.input->name)] =
+                nb::make_tuple(tensor.pairs, tensor.largest + 1, tensor.most);
         }
     }
     return found;
@@ -67,7 +68,7 @@ nb::dict pairs_of(const PlainRequest& request) {
 nb::dict largest_of(const PlainRequest& request) {
     nb::dict found;
     for (const PlainRequest::Tensor& tensor : request.tensors()) {
-        if (tensor.largest >= 0) {
+        if (tensor.input->numbers_graphs && tensor.largest >= 0) {
             found[to_str(tensor.input->name)] = tensor.largest;
         }
     }
@@ -119,7 +120,7 @@ void bind_plain(nb::module_& module) {
             [](PlainModel& self, std::string name, const std::string& datatype,
                std::vector<std::int64_t> shape, bool required, bool also_int32,
                std::vector<std::size_t> below, std::int64_t low, std::int64_t high,
-               bool numbers_graphs, bool counts_pairs) {
+               bool numbers_graphs, bool counts_graphs) {
                 PlainInput input{std::move(name),
                                  front::find_element(datatype),
                                  also_int32,
@@ -129,23 +130,23 @@ void bind_plain(nb::module_& module) {
                                  low,
                                  high,
                                  numbers_graphs,
-                                 counts_pairs};
+                                 counts_graphs};
                 check(self, input);
                 self.inputs.push_back(std::move(input));
             },
             nb::arg("name"), nb::arg("datatype"), nb::arg("shape"), nb::kw_only(),
             nb::arg("required"), nb::arg("also_int32") = false,
             nb::arg("below") = std::vector<std::size_t>{}, nb::arg("low") = 0, nb::arg("high") = 1,
-            nb::arg("numbers_graphs") = false, nb::arg("counts_pairs") = false,
+            nb::arg("numbers_graphs") = false, nb::arg("counts_graphs") = false,
             nb::sig("def add_input(self, name: str, datatype: str, shape: list[int], *, "
                     "required: bool, also_int32: bool = False, below: list[int] = [], "
                     "low: int = 0, high: int = 1, numbers_graphs: bool = False, "
-                    "counts_pairs: bool = False) -> None"),
+                    "counts_graphs: bool = False) -> None"),
             "Add the next input. A size of its shape that is the n-th count is -1 - n.\n\n"
             "Values of indices are `below` these counts, one for each row or one for all; those "
             "of\n"
             "other integers are in [low, high]. With `numbers_graphs` the largest is told, with\n"
-            "`counts_pairs` how many pairs are equal. Raises ValueError for what cannot be.")
+            "`counts_graphs` the sizes of graphs. Raises ValueError for what cannot be.")
         .def(
             "add_output",
             [](PlainModel& self, std::string name, double constant, std::vector<double> per) {
@@ -179,8 +180,10 @@ void bind_plain(nb::module_& module) {
             "The model's counts, as its shapes tell them.")
         .def_prop_ro("largest", &largest_of, nb::sig("def largest(self) -> dict[str, int]"),
                      "Largest value, by name, of each index that numbers graphs and has values.")
-        .def_prop_ro("pairs", &pairs_of, nb::sig("def pairs(self) -> dict[str, int]"),
-                     "Pairs of equal values, each with itself, by name, where they are counted.")
+        .def_prop_ro("graph_sizes", &graph_sizes_of,
+                     nb::sig("def graph_sizes(self) -> dict[str, tuple[int, int, int]]"),
+                     "By name of each index of which they are counted: pairs of things in one graph,\n"
+                     "each with itself, graphs, and things of the largest.")
         .def_prop_ro("wanted", &wanted_of, nb::sig("def wanted(self) -> list[str]"),
                      "Names of the outputs asked for; empty for all.")
         .def_prop_ro(

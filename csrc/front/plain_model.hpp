@@ -49,8 +49,8 @@ struct PlainInput {
     std::int64_t low = 0, high = 1;
     // Its values number graphs: how many there are is one more than the largest.
     bool numbers_graphs = false;
-    // It tells the graph of each of some things, and their pairs in one graph are counted.
-    bool counts_pairs = false;
+    // It tells the graph of each of some things, and the sizes of graphs are counted.
+    bool counts_graphs = false;
 
     bool is_index() const { return !below.empty(); }
     bool is_edges() const { return is_index() && shape.size() == 2 && shape[1] == kEdges; }

@@ -73,9 +73,10 @@ std::int64_t largest_of(std::span<const std::byte> staged) {
     return largest;
 }
 
-// Counts the pairs that things in the graphs `staged` make with those before them, and themselves.
+// Counts the things of each of the graphs `staged`, and the pairs that they make with those before
+// them, and themselves.
 template <typename Index>
-void count_pairs(PlainRequest::Tensor& tensor, std::span<const std::byte> staged) {
+void count_graphs(PlainRequest::Tensor& tensor, std::span<const std::byte> staged) {
     for (std::size_t at = 0; at < staged.size(); at += sizeof(Index)) {
         Index graph = 0;
         std::memcpy(&graph, staged.data() + at, sizeof graph);
@@ -85,6 +86,7 @@ void count_pairs(PlainRequest::Tensor& tensor, std::span<const std::byte> staged
         }
         // (n + 1)² - n².
         tensor.pairs += 2 * tensor.things[place]++ + 1;
+        tensor.most = std::max(tensor.most, tensor.things[place]);
     }
 }
 
@@ -360,14 +362,14 @@ void PlainRequest::stage_items(Tensor& tensor, std::string_view bytes) {
     }
     const std::int64_t before = tensor.staged / item;
     tensor.staged += count * item;
-    if (tensor.input->numbers_graphs) {
+    if (tensor.input->numbers_graphs || tensor.input->counts_graphs) {
         tensor.largest = std::max(tensor.largest, item == 4 ? largest_of<std::int32_t>(target)
                                                             : largest_of<std::int64_t>(target));
     }
     // Values that are staged as they are may point anywhere.
-    if (tensor.input->counts_pairs && valid_) {
-        item == 4 ? count_pairs<std::int32_t>(tensor, target)
-                  : count_pairs<std::int64_t>(tensor, target);
+    if (tensor.input->counts_graphs && valid_) {
+        item == 4 ? count_graphs<std::int32_t>(tensor, target)
+                  : count_graphs<std::int64_t>(tensor, target);
         if (tensor.staged == tensor.size) {
             tensor.things = {};
         }

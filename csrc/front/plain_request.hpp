@@ -44,11 +44,12 @@ public:
         // Of the first `hashed` bytes staged.
         std::uint64_t fingerprint = 0;
         std::int64_t hashed = 0;
-        // The largest value of an index that numbers graphs; -1 for one without values.
+        // The largest value of an index that numbers or divides into graphs; -1 without values.
         std::int64_t largest = -1;
-        // Pairs of things in one graph, each with itself among them, where they are counted and all
-        // values are valid; and how many things each graph has so far.
-        std::int64_t pairs = 0;
+        // Where the sizes of graphs are counted and all values are valid: pairs of things in one
+        // graph, each with itself among them, and things of the largest graph. How many things each
+        // graph has so far.
+        std::int64_t pairs = 0, most = 0;
         std::vector<std::int64_t> things;
     };
 

@@ -63,7 +63,7 @@ inline PlainModel declared() {
                     optional(elements_of("level", "UINT8", {kPapers}, 3, 200)),
                     optional(elements_of("number", "INT32", {kPapers}, -100, 1 << 30)),
                     optional(elements_of("serial", "INT64", {kPapers}, INT64_MIN, 1 << 30))};
-    found.inputs[4].numbers_graphs = found.inputs[4].counts_pairs = true;
+    found.inputs[4].numbers_graphs = found.inputs[4].counts_graphs = true;
     found.outputs = {{"y", 0, {4, 0, 0}}, {"z", 0, {0, 8, 0}}};
     return found;
 }

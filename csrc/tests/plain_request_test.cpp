@@ -209,10 +209,11 @@ void test_a_declared_request_is_staged() {
     CHECK((staged<std::int64_t>(*request, 2) == std::vector<std::int64_t>{0, 1, 1, 0, 2, 2, 0, 1}));
     CHECK(tensors[1].element->dtype == "int8" && tensors[3].element->dtype == "bool");
     CHECK((staged<std::int8_t>(*request, 1) == std::vector<std::int8_t>{-5, 90}));
-    CHECK(tensors[4].largest == 2 && tensors[4].pairs == 3);
+    CHECK(tensors[4].largest == 2 && tensors[4].pairs == 3 && tensors[4].most == 1);
     Sent paired = typed();
     paired.raws[4] = raw<std::int64_t>({2, 0, 2});
     CHECK(take(memory, paired)->tensors()[4].pairs == 5);
+    CHECK(take(memory, paired)->tensors()[4].most == 2);
     CHECK(request->message() == *typed().message());
     // A line of 64 bytes for each tensor and each output.
     CHECK(request->output_capacity() == 128 && request->block_size() == 12 * 64);

@@ -12,8 +12,10 @@ from typing import Any
 
 import msgspec
 
+from serve.estimate.graph_sizes import COUNTS_ALONE, GraphTerms
+
 #: Raise when what is stored, or how it is measured, changes; others on disk are then ignored.
-FORMAT = 13
+FORMAT = 14
 #: Share of the time of timing beyond which the machine counts as busy.
 _BUSY_SHARE = 0.1
 
@@ -45,31 +47,18 @@ class Curve(msgspec.Struct, frozen=True):
     constant: float
     #: For each of ``terms``.
     per: tuple[float, ...]
-    #: Positions of the counts of things whose pairs in one graph count too; see ``with_pairs``.
-    pairs_of: tuple[int, ...] = ()
-    #: For each of these.
-    per_pair: tuple[float, ...] = ()
+    #: For each of the terms that ``GraphTerms`` adds to the counts.
+    per_graph_term: tuple[float, ...] = ()
 
     def at(self, *counts: int) -> float:
-        """Return its value for a graph; `counts` go on with those of pairs."""
-        own = len(counts) - len(self.pairs_of)
+        """Return its value for a graph; `counts` go on with the terms of its graphs."""
+        own = len(counts) - len(self.per_graph_term)
         value = self.constant
         for each, term in zip(self.per, terms(counts[:own]), strict=True):
             value += each * term
-        for each, count in zip(self.per_pair, counts[own:], strict=True):
+        for each, count in zip(self.per_graph_term, counts[own:], strict=True):
             value += each * count
         return value
-
-
-def with_pairs(counts: tuple[int, ...], own: int, pairs_of: Sequence[int]) -> tuple[int, ...]:
-    """Return counts, of which `own` are told by shapes, followed by those of pairs in one graph.
-
-    The pairs of n things are n², each with itself included, and the sum over graphs is counted.
-    Where it is not given, all things are in one graph, which is the most there can be.
-    """
-    if len(counts) > own:
-        return counts
-    return counts + tuple(counts[position] ** 2 for position in pairs_of)
 
 
 def terms(counts: Sequence[Any]) -> list[Any]:
@@ -142,6 +131,8 @@ class MemoryFit(msgspec.Struct, frozen=True, kw_only=True):
     by_kind: ByKind | None = None
     #: Set when the moments alone do not hold: the larger of the two counts, workspace included.
     curve: Curve | None = None
+    #: What the curve is a function of besides counts; where graphs are padded, all planes too.
+    graphs: GraphTerms = COUNTS_ALONE
     #: Relative errors on graphs not fitted to: estimate ÷ measured − 1, lowest and highest.
     error_low: float = 0.0
     error_high: float = 0.0
@@ -164,19 +155,19 @@ class TimeFit(msgspec.Struct, frozen=True, kw_only=True):
     largest: tuple[int, ...]
     #: For each of ``terms`` after the counts themselves; empty when the ramps suffice.
     products: tuple[float, ...] = ()
-    #: For the pairs that the curve of memory counts; empty when the rest suffices.
-    per_pair: tuple[float, ...] = ()
+    #: For each of the terms that ``MemoryFit.graphs`` adds; empty when the rest suffices.
+    per_graph_term: tuple[float, ...] = ()
 
     def at(self, *counts: int) -> float:
-        """Return the nanoseconds for a graph; `counts` may go on with those of pairs."""
+        """Return the nanoseconds for a graph; `counts` may go on with the terms of its graphs."""
         own = counts[: len(self.ramps)]
         value = self.constant_ns
         for ramp, count in zip(self.ramps, own, strict=True):
             value += ramp.at(count)
         if self.products:
             value += sum(map(mul, self.products, terms(own)[len(own) :]))
-        if self.per_pair:
-            value += sum(map(mul, self.per_pair, counts[len(own) :]))
+        if self.per_graph_term:
+            value += sum(map(mul, self.per_graph_term, counts[len(own) :]))
         return value
 
     def times(self, factor: float) -> "TimeFit":
@@ -194,6 +185,7 @@ class TimeFit(msgspec.Struct, frozen=True, kw_only=True):
             constant_ns=factor * self.constant_ns,
             ramps=ramps,
             products=tuple(factor * product for product in self.products),
+            per_graph_term=tuple(factor * each for each in self.per_graph_term),
         )
 
 
@@ -225,11 +217,6 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
         """
         time = self.time.times(max(1.0, self.time.high_ratio))
         return msgspec.structs.replace(self, time=time)
-
-    @property
-    def pairs_of(self) -> tuple[int, ...]:
-        """Positions of the counts of things whose pairs in one graph are to be counted."""
-        return () if self.memory.curve is None else self.memory.curve.pairs_of
 
     @property
     def warning(self) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from serve.core.types import Bytes, Nanos, TaskEstimate, align_bytes
-from serve.estimate.calibration import Calibration, Linear, TimeFit, with_pairs
+from serve.estimate.calibration import Calibration, Linear, TimeFit
 from serve.estimate.correction import Correction, Quantile
 from serve.estimate.slowdown import SlowdownEstimator
 from serve.estimate.solve import Floats
@@ -129,9 +129,10 @@ class ModelEstimator:
         #: Runs that needed more than was reserved for them.
         self.underestimates = 0
         memory = calibration.memory
-        #: Counts that shapes tell; whether it is worth while to count pairs in one graph besides.
+        #: Counts that shapes tell, and what they go on with where it pays to count graphs' sizes.
         self._own = len(memory.inputs.per)
-        self.counts_pairs = bool(calibration.pairs_of)
+        self.graphs = memory.graphs
+        self.counts_graphs = bool(memory.graphs.of)
         # Inputs are live at every moment, so they can be added to every plane.
         self._planes = _raised(memory.activations, memory.inputs)
         self._held = _raised(memory.held, memory.inputs)
@@ -176,10 +177,10 @@ class ModelEstimator:
     ) -> TaskEstimate:
         """Return peak memory, reservation, median run and solo time of one request.
 
-        `counts` are its nodes and edges, or whatever the model counts, and its pairs in one graph
-        where `counts_pairs`; without them all things are in one. `num_loops` of the edges are
-        self-loops; None: any number may be. `narrow_edges`: they are staged as int32.
-        `by_kind`: its things of each kind; None: all may be of one.
+        `counts` are its nodes and edges, or whatever the model counts, and what ``graphs.told``
+        returns; without that all things are in one. `num_loops` of the edges are self-loops;
+        None: any number may be. `narrow_edges`: they are staged as int32. `by_kind`: its things of
+        each kind; None: all may be of one.
         """
         return TaskEstimate(
             *self.memory(
@@ -218,7 +219,7 @@ class ModelEstimator:
 
         Joining takes time, and what was staged for the requests is held beside the joined copy.
         """
-        counts = self._summed(sizes)
+        counts = self.graphs.joined(sizes, self._own)
         whole = self.estimate(*counts)
         staged = self.input_bytes(*counts) + _PLACES_BYTES * len(sizes)
         if self.calibration.memory.curve is not None:
@@ -254,14 +255,14 @@ class ModelEstimator:
         `peak_bytes` and `held_bytes` count the inputs once: staged, or joined. `num_loops` and
         `by_kind` as the run was estimated.
         """
-        counts = self._summed(sizes)
+        counts = self.graphs.joined(sizes, self._own)
         if len(sizes) > 1:
             run_ns -= _joining_ns(len(sizes), self.input_bytes(*counts))
         self.observe_run(counts, run_ns, peak_bytes, held_bytes, beside, num_loops, by_kind)
 
     def fitted_ns(self, *counts: int) -> float:
         """Run time as calibrated, before anything was learned since."""
-        return self.calibration.time.at(*self._full(counts))
+        return self.calibration.time.at(*self._terms(counts))
 
     def run_ns(self, *counts: int, beside: float = 0.0) -> int:
         """Return the median run time beside `beside` others, averaged over the run, in ns."""
@@ -280,8 +281,8 @@ class ModelEstimator:
         """Return the estimate with its parts and bands."""
         memory = self.calibration.memory
         estimate = self.estimate(*counts)
-        own = counts[: self._own]
-        top = max(memory.activations, key=lambda plane: plane.at(*own), default=None)
+        at = self._of_planes(self._terms(counts))
+        top = max(memory.activations, key=lambda plane: plane.at(*at), default=None)
         inputs, peak = self.input_bytes(*counts), estimate.peak_bytes
         run_high = ceil(estimate.run_ns * self._high.value)
         return Breakdown(
@@ -346,7 +347,8 @@ class ModelEstimator:
     def _peak(self, counts: tuple[int, ...], content: _Content) -> int:
         """Staged inputs and tensors."""
         num_loops, by_kind = content
-        full, counts = self._full(counts), counts[: self._own]
+        terms = self._terms(counts)
+        counts = self._of_planes(terms)
         peak = _highest(self._planes, counts)
         if by_kind is not None and self.counts_kinds:
             peak = min(peak, _highest(self._mixed_planes, counts + by_kind.firsts + by_kind.others))
@@ -355,14 +357,14 @@ class ModelEstimator:
             peak = min(peak, others + self._loop * num_loops)
         curve = self.calibration.memory.curve
         if curve is not None:
-            staged = self.calibration.memory.inputs.at(*counts)
-            peak = max(peak, staged + curve.at(*full))
+            staged = self.calibration.memory.inputs.at(*counts[: self._own])
+            peak = max(peak, staged + curve.at(*terms))
         return ceil(peak * self.memory_scale) + self.memory_added_bytes
 
     def _need(self, counts: tuple[int, ...], content: _Content, peak: int) -> int:
         """Return the need with what kernels take besides."""
         num_loops, by_kind = content
-        counts = counts[: self._own]
+        counts = self._of_planes(self._terms(counts))
         held = _highest(self._held, counts)
         if by_kind is not None and self.counts_kinds:
             held = min(held, _highest(self._mixed_held, counts + by_kind.most))
@@ -395,14 +397,12 @@ class ModelEstimator:
     def _overhead_ns(self, counts: tuple[int, ...]) -> float:
         return self.overhead.at(self.calibration.memory.inputs.at(*counts[: self._own]))
 
-    def _full(self, counts: tuple[int, ...]) -> tuple[int, ...]:
-        return with_pairs(counts, self._own, self.calibration.pairs_of)
+    def _terms(self, counts: tuple[int, ...]) -> tuple[int, ...]:
+        return self.graphs.terms(counts, self._own)
 
-    def _summed(self, sizes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-        """Return the sum of each count: a union has the pairs of its parts."""
-        if len(sizes) == 1:
-            return sizes[0]
-        return tuple(map(sum, zip(*map(self._full, sizes), strict=True)))
+    def _of_planes(self, terms: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the terms that planes have coefficients for."""
+        return terms if self.graphs.padded else terms[: self._own]
 
 
 def _joining_ns(requests: int, joined_bytes: int) -> int:

@@ -205,18 +205,18 @@ def _allowed(estimate_bytes: float) -> float:
     return estimate_bytes + max(SLACK_BYTES, SLACK_SHARE * estimate_bytes)
 
 
-def fit_curve(peaks: Sequence[tuple[int, ...]], pairs_of: tuple[int, ...] = ()) -> Curve:
+def fit_curve(peaks: Sequence[tuple[int, ...]], num_graph_terms: int = 0) -> Curve:
     """Fit a curve to (counts …, peak bytes), at least 20 % above each of them.
 
-    The last counts are those of the pairs of `pairs_of`. Of several peaks with the same counts the
-    largest decides. Peaks that the curve is far below get more weight, until it is near all of
-    them.
+    The last `num_graph_terms` counts are those that ``GraphTerms`` adds. Of several peaks with the
+    same counts the largest decides. Peaks that the curve is far below get more weight, until it is
+    near all of them.
     """
     most: dict[tuple[int, ...], int] = {}
     for *at, held in peaks:
         most[tuple(at)] = max(held, most.get(tuple(at), 0))
     counts = np.array(list(most), dtype=np.float64).T
-    own = len(counts) - len(pairs_of)
+    own = len(counts) - num_graph_terms
     peak = np.maximum(1.0, np.array(list(most.values()), dtype=np.float64))
     summands = [np.ones_like(peak), *terms(list(counts[:own])), *counts[own:]]
     columns = np.stack(summands, axis=1) / peak[:, None]
@@ -231,8 +231,35 @@ def fit_curve(peaks: Sequence[tuple[int, ...]], pairs_of: tuple[int, ...] = ()) 
         weight = weight / fitted.clip(0.2, 5.0)
         weight = (weight / weight.max()).clip(min=1e-3)
     constant, *per = best.tolist()
-    last = len(per) - len(pairs_of)
-    return Curve(constant, tuple(per[:last]), pairs_of, tuple(per[last:]))
+    last = len(per) - num_graph_terms
+    return Curve(constant, tuple(per[:last]), tuple(per[last:]))
+
+
+def raised_planes(
+    planes: Sequence[Linear], samples: Sequence[tuple[int, ...]]
+) -> tuple[Linear, ...]:
+    """Return `planes` raised to cover measured (counts …, bytes held at the peak).
+
+    What was held beyond them is fitted by one plane, which is added; a factor covers what is left.
+    """
+    held = np.array([sample[-1] for sample in samples], dtype=np.float64)
+    sizes = np.array([(*sample[:-1], 1) for sample in samples], dtype=np.float64)
+    known = np.array([peak_at(planes, *sample[:-1]) for sample in samples])
+    beyond = np.maximum(held - known, 0.0)
+    added = nonnegative(sizes / held[:, None], beyond / held)
+    covered = known + sizes @ added
+    factor = max(1.0, float((held / np.maximum(covered, 1.0)).max()))
+    return tuple(
+        Linear(
+            tuple(
+                factor * (own + more)
+                for own, more in zip(plane.per, added[:-1].tolist(), strict=True)
+            ),
+            factor * (plane.constant + float(added[-1])),
+            plane.where,
+        )
+        for plane in planes
+    )
 
 
 def fit_held(samples: Sequence[tuple[int, ...]]) -> tuple[Linear, ...]:

@@ -28,7 +28,7 @@ _FOLDS = 5
 class Timed:
     """Measured forward passes over one graph."""
 
-    #: Of nodes and edges, or of whatever the model counts; of pairs behind them.
+    #: Of nodes and edges, or of whatever the model counts; the terms of its graphs behind them.
     counts: tuple[int, ...]
     runs_ns: tuple[int, ...]
 
@@ -38,14 +38,16 @@ class Timed:
         return float(np.median(self.runs_ns))
 
 
-def fit_time(samples: Sequence[Timed], *, products: bool = False, num_pairs: int = 0) -> TimeFit:
+def fit_time(
+    samples: Sequence[Timed], *, products: bool = False, num_graph_terms: int = 0
+) -> TimeFit:
     """Fit at least four samples; the number of pieces is the one that predicts best.
 
     With `products`, these are tried too: of the counts, and paths, as in a curve of memory. So are
-    the last `num_pairs` counts, of pairs in one graph.
+    the last `num_graph_terms` counts, those that ``GraphTerms`` adds.
     """
     counts = np.array([s.counts for s in samples], dtype=np.float64).T
-    sizes, pairs = np.split(counts, [len(counts) - num_pairs])
+    sizes, of_graphs = np.split(counts, [len(counts) - num_graph_terms])
     t = np.array([s.median_ns for s in samples], dtype=np.float64)
     # Folds go through sizes in order, so that each holds out small, middle and large graphs.
     fold = np.empty(len(t), dtype=np.int64)
@@ -53,9 +55,12 @@ def fit_time(samples: Sequence[Timed], *, products: bool = False, num_pairs: int
     none = np.empty((len(t), 0))
     crossed = np.stack(terms(list(sizes))[len(sizes) :], axis=1) if products else none
     best: tuple[float, int, Floats, Floats, Floats] | None = None
-    choices = (none, crossed) if products else (none,), (none, pairs.T) if num_pairs else (none,)
-    for pieces, of_products, of_pairs in product((1, 2, 3, 4, 5, 6), *choices):
-        extra = np.hstack([of_products, of_pairs])
+    choices = (
+        (none, crossed) if products else (none,),
+        (none, of_graphs.T) if num_graph_terms else (none,),
+    )
+    for pieces, of_products, by_graphs in product((1, 2, 3, 4, 5, 6), *choices):
+        extra = np.hstack([of_products, by_graphs])
         if len(sizes) * pieces + extra.shape[1] + 1 > len(t) * (1 - 1 / _FOLDS):
             continue
         error = np.empty_like(t)
@@ -67,18 +72,18 @@ def fit_time(samples: Sequence[Timed], *, products: bool = False, num_pairs: int
             error[out] = np.abs(columns[out] @ weights / t[out] - 1)
         score = float(np.median(error) + 0.3 * np.quantile(error, 0.95))
         if best is None or score < best[0]:
-            best = score, pieces, of_products, of_pairs, error
+            best = score, pieces, of_products, by_graphs, error
     if best is None:
         least = math.ceil((len(sizes) + 1) / (1 - 1 / _FOLDS))
         raise ValueError(f"a time model needs at least {least} samples, got {len(samples)}")
-    _, pieces, of_products, of_pairs, error = best
+    _, pieces, of_products, by_graphs, error = best
     starts = [_starts(of_one, pieces) for of_one in sizes]
-    parts = [_columns(sizes, starts), of_products, of_pairs]
+    parts = [_columns(sizes, starts), of_products, by_graphs]
     columns = np.hstack(parts)
     weights = _solve(columns, t)
     fitted = columns @ weights
     ends = np.cumsum([part.shape[1] for part in parts])
-    weights, per_product, per_pair = np.split(weights, ends[:-1])
+    weights, per_product, per_graph_term = np.split(weights, ends[:-1])
     runs = np.concatenate([np.array(s.runs_ns) / f for s, f in zip(samples, fitted, strict=True)])
     slopes = np.split(weights[1:], np.cumsum([len(each) for each in starts])[:-1])
     return TimeFit(
@@ -90,7 +95,7 @@ def fit_time(samples: Sequence[Timed], *, products: bool = False, num_pairs: int
         samples=len(samples),
         largest=tuple(int(of_one.max()) for of_one in sizes),
         products=tuple(float(each) for each in per_product),
-        per_pair=tuple(float(each) for each in per_pair),
+        per_graph_term=tuple(float(each) for each in per_graph_term),
     )
 
 

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from serve.errors import ConfigError
+from serve.errors import ModelError
 from serve.graphs.random_inputs import declared_inputs
 from serve.interface import DTYPES, InputSlot, Interface, TensorSlot
 from serve.lane.models.declared import DeclaredForward
@@ -28,7 +28,7 @@ def typed_key(kind: object) -> str:
 
 
 def tensors_of(returned: object, name: str = "output") -> Iterator[tuple[str, Tensor]]:
-    """Yield a name and each tensor of what forward returns; raises ConfigError."""
+    """Yield a name and each tensor of what forward returns; raises ModelError."""
     if isinstance(returned, Tensor):
         yield name, returned
     elif isinstance(returned, Mapping):
@@ -39,11 +39,14 @@ def tensors_of(returned: object, name: str = "output") -> Iterator[tuple[str, Te
             if value is not None:
                 yield from tensors_of(value, f"{name}{position}")
     else:
-        raise ConfigError(f"--example: forward returned a {type(returned).__name__}")
+        raise ModelError(f"forward returned a {type(returned).__name__}")
 
 
 def outputs_of(module: nn.Module, slots: tuple[InputSlot, ...]) -> tuple[TensorSlot, ...]:
-    """Return the outputs by what the module returns for two random graphs."""
+    """Return the outputs by what the module returns for two random graphs.
+
+    Raises ModelError for what no output can be, and what the module raises.
+    """
     interface = Interface(slots, ())
     forward = DeclaredForward(module, interface, "the example")
     runs = []
@@ -85,7 +88,7 @@ def _dim(name: str, both: tuple[int, int], by_sizes: Mapping[tuple[int, int], st
         return by_sizes[both]
     if both[0] == both[1]:
         return both[0]
-    raise ConfigError(
-        f"--example: output '{name}' has {both[0]} and {both[1]} rows or columns in two runs, which"
+    raise ModelError(
+        f"output '{name}' has {both[0]} and {both[1]} rows or columns in two runs, which"
         " no count of the inputs tells; declare it in a file: --declaration FILE"
     )

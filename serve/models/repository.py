@@ -94,6 +94,14 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         return Path(self.folder) / file if file.startswith("./") else None
 
     @property
+    def batches(self) -> tuple[tuple[str, int], ...]:
+        """Inputs that tell the graph of each of some things, and the place of their count."""
+        if self.interface is None:
+            return (("batch", 0),) if "batch" in self.inputs else ()
+        counts = self.interface.counts
+        return tuple((slot.name, counts.index(slot.symbols[0])) for slot in self.interface.batches)
+
+    @property
     def domain(self) -> str:
         """Trust domain, whose lanes run no other's models; empty for that of `shared` models."""
         return trust_domain(self.name, self.isolation)

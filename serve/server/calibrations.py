@@ -129,7 +129,8 @@ class Calibrations:
                 executor=entry.executor,
             )
         with self._lock:
-            if found.pairs_of == entry.estimator.calibration.pairs_of:  # else not of these counts
+            # Otherwise times are of other terms.
+            if found.memory.graphs == entry.estimator.calibration.memory.graphs:
                 entry.estimator.retime(found.time, found.busy_share)
             entry.is_rough = False
             entry.cached_info = None

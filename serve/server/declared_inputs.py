@@ -17,8 +17,9 @@ from serve.interface import InputSlot, Interface, TensorSlot, is_float
 from serve.ipc.messages import TensorRef
 from serve.ipc.shared_pool import SharedPool
 from serve.native import PlainRequest
-from serve.server.api import InferCall, Tensor
+from serve.server.api import InferCall
 from serve.server.catalogue import ModelEntry
+from serve.server.graphs_told import copy_tensor, graphs_staged, graphs_told
 from serve.server.request_inputs import LaidOutInputs, SentInputs, StagedInputs
 from serve.server.staging import Staged, aligned, key_of, plan_layout
 
@@ -30,8 +31,6 @@ class CountedInputs(SentInputs):
 
     #: In the order of ``Interface.counts``.
     _counts: tuple[int, ...]
-    #: Pairs of things in one graph, where the model's estimates count them.
-    _pairs: tuple[int, ...] = ()
     #: Numbers of nodes and of all other things.
     _totals: tuple[int, int]
     #: Places of the outputs; empty until the number of graphs is known, when staged.
@@ -44,13 +43,13 @@ class CountedInputs(SentInputs):
 
     def expected(self) -> Sized:
         """See ``RequestInputs``."""
-        counts = self._counts + self._pairs
+        counts = self._counts + self._of_graphs
         estimate = self.entry.estimator.estimate(*counts, by_kind=self.by_kind)
         return Sized(*self._totals, estimate, counts)
 
     def exact(self, task: Task) -> Sized:
         """Return the task's size, which its shapes tell, with memory by the things of each kind."""
-        counts = self._counts + self._pairs
+        counts = self._counts + self._of_graphs
         peak_bytes, reserve_bytes = self.entry.estimator.memory(*counts, by_kind=self.by_kind)
         estimate = replace(task.estimate, peak_bytes=peak_bytes, reserve_bytes=reserve_bytes)
         return Sized(*self._totals, estimate, counts)
@@ -71,11 +70,7 @@ class StagedDeclaredInputs(CountedInputs, StagedInputs):
         interface.graph_counts(request.largest, sizes)
         assert self.staged is not None
         self._outputs = output_refs(interface.outputs, sizes, self.staged)
-        if entry.estimator.counts_pairs:
-            self._pairs = tuple(
-                request.pairs.get(slot.name, self._counts[position] ** 2)
-                for slot, position in zip(interface.batches, interface.pairs_of, strict=True)
-            )
+        self._of_graphs = graphs_staged(request, entry, self._counts)
         if entry.estimator.counts_kinds:
             kinds = {slot.name for slot in interface.kinds}
             self.by_kind = interface.kind_counts({
@@ -102,8 +97,7 @@ class DeclaredInputs(CountedInputs, LaidOutInputs):
         shapes = {name: tensor.shape for name, tensor in call.tensors.items()}
         self._counts = _checked_counts(call, entry, interface, shapes)
         self._totals = interface.totals(self._counts)
-        if entry.estimator.counts_pairs:
-            self._pairs = _pairs_told(call, interface, self._counts)
+        self._of_graphs = graphs_told(call, entry, self._counts)
         self._layout = plan_layout(
             shapes,
             entry.spec.inputs,
@@ -118,7 +112,7 @@ class DeclaredInputs(CountedInputs, LaidOutInputs):
         sizes = dict(zip(self._interface.counts, self._counts, strict=True))
         try:
             arrays = {
-                ref.name: self._staged(self._interface.by_name[ref.name], ref, sizes)
+                ref.name: self._staged(self._interface.by_name[ref.name], ref)
                 for ref in staged.inputs
             }
         except BaseException:
@@ -132,13 +126,13 @@ class DeclaredInputs(CountedInputs, LaidOutInputs):
         self.by_kind = self._interface.kind_counts(arrays)
         return self.by_kind is not None
 
-    def _staged(self, slot: InputSlot, ref: TensorRef, sizes: Mapping[str, int]) -> _Array:
+    def _staged(self, slot: InputSlot, ref: TensorRef) -> _Array:
         """Copy one tensor to its place and check it there; returns it."""
         target = self._pool.array(ref.offset_bytes, ref.dtype, ref.shape)
         if self.joint is None or key_of(ref) not in self.joint.staged:
-            _copy(self.call.tensors[slot.name], target)
+            copy_tensor(self.call.tensors[slot.name], target)
         if slot.index:
-            _check_index(slot, target, self._bounds(slot, sizes))
+            _check_index(slot, target, self._bounds(slot))
         elif slot.datatype == "BOOL":
             raw = self._pool.array(ref.offset_bytes, "uint8", ref.shape)
             _check_range(slot.name, raw, 0, 2, "a BOOL is 0 or 1")
@@ -150,11 +144,11 @@ class DeclaredInputs(CountedInputs, LaidOutInputs):
             _check_finite(slot.name, target)
         return target
 
-    def _bounds(self, slot: InputSlot, sizes: Mapping[str, int]) -> list[tuple[str, int]]:
+    def _bounds(self, slot: InputSlot) -> list[tuple[str, int]]:
         """Return symbol and number of the things that each row points to."""
-        # No more graphs than things in them: whatever is in none has no part in the answer.
-        graphs = sizes.get(slot.symbols[0], 0) if slot.symbols else 0
-        return [(symbol, sizes.get(symbol, graphs)) for symbol in slot.row_bounds]
+        # No more graphs than things of any kind: a graph of none has no part in the answer.
+        most = self._interface.sizes(self._counts)
+        return [(symbol, most[symbol]) for symbol in slot.row_bounds]
 
 
 def _interface_of(entry: ModelEntry) -> Interface:
@@ -186,21 +180,6 @@ def _checked_counts(
     return counts
 
 
-def _pairs_told(call: InferCall, interface: Interface, counts: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the request's pairs of things in one graph, before its values are checked."""
-    arrays = {}
-    for slot, position in zip(interface.batches, interface.pairs_of, strict=True):
-        if (tensor := call.tensors.get(slot.name)) is None:
-            continue
-        values = np.empty(tensor.shape, np.int64)
-        _copy(tensor, values)
-        # Others are refused when they are staged.
-        bound = counts[position]
-        if not values.size or (int(values.min()) >= 0 and int(values.max()) < bound):
-            arrays[slot.name] = values
-    return interface.pair_counts(arrays, counts)
-
-
 def output_bytes(slots: tuple[TensorSlot, ...], sizes: Mapping[str, int]) -> int:
     """Return the bytes of all outputs in the pool."""
     return sum(aligned(slot.element_bytes * prod(slot.shape_for(sizes))) for slot in slots)
@@ -217,18 +196,6 @@ def output_refs(
         refs.append(ref)
         offset_bytes += aligned(ref.size_bytes)
     return tuple(refs)
-
-
-def _copy(source: Tensor, target: _Array) -> None:
-    """Copy a request's tensor; INT32 becomes INT64 where that is the declared datatype."""
-    flat = target.reshape(-1)
-    narrow = source.datatype == "INT32" and target.dtype == np.int64
-    read = np.dtype("<i4") if narrow else target.dtype.newbyteorder("<")
-    start = 0
-    for piece in source.pieces():
-        part = np.frombuffer(piece, read)
-        flat[start : start + part.size] = part
-        start += part.size
 
 
 def _check_index(slot: InputSlot, values: _Array, bounds: list[tuple[str, int]]) -> None:

@@ -135,6 +135,7 @@ def _alike(one: ModelEntry, other: ModelEntry) -> bool:
         (one.spec.inputs, one.spec.interface, one.signature)
         == (other.spec.inputs, other.spec.interface, other.signature)
         and one.estimator.counts_loops == other.estimator.counts_loops
+        and one.estimator.counts_graphs == other.estimator.counts_graphs
         and memory.output == others.output
     )
 
@@ -144,7 +145,7 @@ def _describe(entry: ModelEntry, token: int) -> PlainModel | None:
     if (interface := entry.spec.interface) is not None:
         if any(slot.columns for slot in interface.inputs):
             return None
-        return _declared(interface, token, entry.estimator.counts_pairs)
+        return _declared(interface, token, entry.estimator.counts_graphs)
     signature = entry.signature
     inputs = [INPUTS[name] for name in entry.spec.inputs]
     has_edges = any(each.per[0] == "E" for each in inputs)
@@ -173,13 +174,14 @@ def _describe(entry: ModelEntry, token: int) -> PlainModel | None:
             also_int32=each.also == "INT32",
             # No more graphs than nodes.
             below=[] if each.ids_below is None else [0],
+            counts_graphs=each.ids_below == "G" and entry.estimator.counts_graphs,
         )
     output = entry.estimator.calibration.memory.output
     model.add_output(OUTPUT, output.constant, list(output.per[: 1 + has_edges]))
     return model
 
 
-def _declared(interface: Interface, token: int, counts_pairs: bool) -> PlainModel:
+def _declared(interface: Interface, token: int, counts_graphs: bool) -> PlainModel:
     """Return what the front must know of a model that declares its inputs."""
     place = {symbol: number for number, symbol in enumerate(interface.counts)}
     model = PlainModel(token=token, counts=len(place), node_counts=len(interface.nodes))
@@ -194,8 +196,8 @@ def _declared(interface: Interface, token: int, counts_pairs: bool) -> PlainMode
             below=_below(slot, place),
             low=low,
             high=high,
-            numbers_graphs=any(slot is each for each in interface.graphs.values()),
-            counts_pairs=counts_pairs and slot in interface.batches,
+            numbers_graphs=interface.numbers_graphs(slot),
+            counts_graphs=counts_graphs and slot in interface.batches,
         )
     for output in interface.outputs:
         per, constant = interface.bytes_per((output,))

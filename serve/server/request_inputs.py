@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from serve.core.types import Nanos, Sized, Task
+from serve.core.types import Nanos, Sized, Task, TaskEstimate
 from serve.errors import InvalidInput, NotReady, QueueFull
 from serve.estimate.estimator import NARROW_EDGE_SPARES_BYTES
 from serve.interface import KindCounts
@@ -21,6 +21,7 @@ from serve.native import PlainRequest
 from serve.server import clock
 from serve.server.api import OUTPUT, InferCall
 from serve.server.catalogue import ModelEntry
+from serve.server.graphs_told import graphs_staged, graphs_told
 from serve.server.joint_block import JointBlock
 from serve.server.node_requests import NodeRequest
 from serve.server.node_sampling import PreparedNodes, derived_seed, prepare_nodes, stage_again
@@ -143,6 +144,10 @@ class SentInputs(RequestInputs):
 
     #: Where other models' tasks of a joint request stage too; None for a block of its own.
     joint: JointBlock | None = None
+    #: Nodes and edges, of a model of the short form.
+    _size: tuple[int, int]
+    #: What they go on with, where the sizes of graphs decide; see ``GraphTerms``.
+    _of_graphs: tuple[int, ...] = ()
 
     def take_uid(self, request_uid: str) -> None:
         """Do nothing: no part of the request is drawn at random."""
@@ -155,6 +160,10 @@ class SentInputs(RequestInputs):
         except (InvalidInput, QueueFull):
             return
         self.early_ns = started_ns
+
+    def _sized(self, estimate: TaskEstimate) -> Sized:
+        counts = self._size + self._of_graphs if self._of_graphs else ()
+        return Sized(*self._size, estimate, counts)
 
     def _take_block(self, layout: Layout) -> Block:
         """Return the block to stage in; raises QueueFull."""
@@ -207,7 +216,8 @@ class TensorInputs(LaidOutInputs):
         """
         super().__init__(call, entry, pool)
         self._check_finite = check_finite
-        self._size = self._num_nodes, self._num_edges = _checked_size(call, entry)
+        self._size = _checked_size(call, entry)
+        self._of_graphs = graphs_told(call, entry, self._size)
         edges = call.tensors.get("edge_index")
         is_int32 = edges is not None and edges.datatype == "INT32"
         self._layout = plan_layout(
@@ -220,9 +230,12 @@ class TensorInputs(LaidOutInputs):
     def expected(self) -> Sized:
         """See ``RequestInputs``."""
         estimate = self.entry.estimator.estimate(
-            *self._size, num_loops=self.num_loops, narrow_edges=self._layout.narrow_edges
+            *self._size,
+            *self._of_graphs,
+            num_loops=self.num_loops,
+            narrow_edges=self._layout.narrow_edges,
         )
-        return Sized(*self._size, estimate)
+        return self._sized(estimate)
 
     def stage(self) -> bool:
         """See ``RequestInputs``."""
@@ -248,10 +261,13 @@ class TensorInputs(LaidOutInputs):
     def exact(self, task: Task) -> Sized:
         """Return the task's size with its memory corrected by the self-loops counted."""
         peak_bytes, reserve_bytes = self.entry.estimator.memory(
-            *self._size, num_loops=self.num_loops, narrow_edges=self._layout.narrow_edges
+            *self._size,
+            *self._of_graphs,
+            num_loops=self.num_loops,
+            narrow_edges=self._layout.narrow_edges,
         )
         estimate = replace(task.estimate, peak_bytes=peak_bytes, reserve_bytes=reserve_bytes)
-        return Sized(*self._size, estimate)
+        return self._sized(estimate)
 
 
 class StagedInputs(SentInputs):
@@ -266,7 +282,8 @@ class StagedInputs(SentInputs):
         self.num_loops = request.num_loops
         self.early_ns = Nanos(call.arrived_ns)
         # A model without edges counts none.
-        self._size: tuple[int, int] = (request.counts[0], sum(request.counts[1:2]))
+        self._size = (request.counts[0], sum(request.counts[1:2]))
+        self._of_graphs = graphs_staged(request, entry, self._size)
         inputs = tuple(TensorRef(*place) for place in request.tensors)
         output_offset_bytes = request.output_offset_bytes
         start_bytes = inputs[0].offset_bytes
@@ -294,9 +311,12 @@ class StagedInputs(SentInputs):
     def expected(self) -> Sized:
         """See ``RequestInputs``."""
         estimate = self.entry.estimator.estimate(
-            *self._size, num_loops=self.num_loops, narrow_edges=self.request.narrow_edges
+            *self._size,
+            *self._of_graphs,
+            num_loops=self.num_loops,
+            narrow_edges=self.request.narrow_edges,
         )
-        return Sized(*self._size, estimate)
+        return self._sized(estimate)
 
     def stage(self) -> bool:
         """See ``RequestInputs``; here it is always again.
@@ -312,7 +332,7 @@ class StagedInputs(SentInputs):
 
     def exact(self, task: Task) -> Sized:
         """Return the size that was expected, which is exact."""
-        return Sized(*self._size, task.estimate)
+        return self._sized(task.estimate)
 
     def stage_early(self) -> None:
         """Do nothing: it is staged."""

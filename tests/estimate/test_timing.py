@@ -3,6 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from serve.estimate.graph_sizes import GraphTerms, graph_sizes
 from serve.estimate.solve import nonnegative
 from serve.estimate.timing import Timed, fit_overhead, fit_time
 
@@ -150,10 +151,34 @@ def test_pairs_are_told_from_products():
         Timed((n, p), tuple(int(cost(n, p) * x) for x in np.exp(0.02 * rng.standard_normal(5))))
         for n, p in seen
     ]
-    fit = fit_time(measured, products=True, num_pairs=1)
+    fit = fit_time(measured, products=True, num_graph_terms=1)
     for n, pairs in ((300, 700), (1_500, 1_500**2 // 3), (900, 900 * 40)):
         assert fit.at(n, pairs) == pytest.approx(cost(n, pairs), rel=0.05)
     without = fit_time([Timed(s.counts[:1], s.runs_ns) for s in measured], products=True)
     assert without.error_p95 > 2 * fit.error_p95
     assert len(fit.ramps) == 1
-    assert without.per_pair == ()
+    assert without.per_graph_term == ()
+
+
+def test_padding_is_told_from_pairs():
+    """Attention over all things of each graph, padded to the largest."""
+    terms = GraphTerms((0,), padded=True)
+
+    def cost(counts):
+        *_, dense, scores = terms.terms(counts, 1)
+        return 300_000 + 50 * dense + 2 * scores
+
+    def counts_of(sizes):
+        batch = np.repeat(np.arange(len(sizes)), sizes)
+        counts = (sum(sizes),)
+        return counts + terms.told(graph_sizes([("batch", 0)], {"batch": batch}, counts))
+
+    each = [[n] for n in (16, 32, 64, 128, 256)] + [[1] * n for n in (16, 64, 256, 1_024)]
+    each += [[n // 2] + [1] * (n // 2) for n in (16, 32, 64, 128, 256)]
+    each += [[n] * n for n in (4, 8, 16, 32)] + [[n] + [1] * n * n for n in (4, 8, 16, 32)]
+    seen = [counts_of(sizes) for sizes in each]
+    measured = [Timed(terms.terms(counts, 1), (int(cost(counts)),)) for counts in seen]
+    fit = fit_time(measured, num_graph_terms=4)
+    for sizes in ([100] * 3 + [20] * 50, [300] + [2] * 400, [40] * 60):
+        counts = counts_of(sizes)
+        assert fit.at(*terms.terms(counts, 1)) == pytest.approx(cost(counts), rel=0.1)

@@ -1,9 +1,25 @@
-"""A model with an input of every datatype: two kinds of things, and the edges between them."""
+"""A model with an input of every datatype, and one whose graphs hold two kinds of things."""
 
+import tomllib
+
+import msgspec
 import torch
 from torch import Tensor, nn
 
-from bench.kit.gallery import Entry
+from bench.kit.gallery import Entry, declaration
+from serve.interface import Interface
+from serve.models.declaration import InputSection, OutputSection, interface_of
+
+
+def declared_by(entry: Entry) -> Interface:
+    """Return what an entry declares."""
+    sections = tomllib.loads(declaration(entry))["model"]
+    return interface_of(
+        msgspec.convert(sections["input"], tuple[InputSection, ...]),
+        msgspec.convert(sections["output"], tuple[OutputSection, ...]),
+        "it",
+    )
+
 
 #: Authors, papers, and which author has written which paper.
 KINDS = Entry(
@@ -51,3 +67,38 @@ class Kinds(nn.Module):
 
 def build() -> nn.Module:
     return Kinds()
+
+
+#: Graphs of things of two kinds, of which a graph may have none.
+POOLED = Entry(
+    "",
+    (
+        "x.a FP32 [A, 2]",
+        "batch.a INT64 [A] index=G",
+        "x.b FP32 [B, 2]",
+        "batch.b INT64 [B] index=G",
+    ),
+    ("y FP32 [G, 2]", "graphs INT64 [A]"),
+)
+
+
+class PooledKinds(nn.Module):
+    """Adds up the things of each graph, and tells each how many graphs of its request precede."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(2))
+
+    def forward(
+        self, x_dict: dict[str, Tensor], batch_dict: dict[str, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        graphs = max((int(b.max()) + 1 for b in batch_dict.values() if len(b)), default=0)
+        y = torch.zeros(graphs, 2)
+        for kind, x in x_dict.items():
+            y = y.index_add(0, batch_dict[kind], x)
+        of_b = torch.bincount(batch_dict["b"], minlength=graphs)
+        return y * self.scale, of_b[batch_dict["a"]]
+
+
+def build_pooled() -> nn.Module:
+    return PooledKinds()

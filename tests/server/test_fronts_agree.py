@@ -57,6 +57,7 @@ def both_fronts(folder, repository):
     engine = Engine(config, device, lambda record: None, calibration_cache(config, device))
     engine.start()
     engine.open()
+    engine.wait_loaded()
     servers, channels = [], []
     for front in ("python", "native"):
         options = ServerConfig(grpc_port=0, front=front, max_message="16 MiB")

@@ -1,21 +1,19 @@
 """Both fronts give the same answers and refusals for models that declare their inputs."""
 
+import inspect
 import shutil
-import tomllib
 
-import msgspec
 import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bench.kit import gallery
+from bench.kit import gallery, padded_models
 from serve.commands.import_model import Source, import_model
 from serve.graphs.random_inputs import declared_inputs
 from serve.interface import DTYPES
 from serve.lane.model_importing import read_model
-from serve.models.declaration import InputSection, OutputSection, interface_of
 from serve.pb import grpc_service_pb2 as pb
 from serve.wire.messages import decode_response
 from tests.server import kinds
@@ -33,18 +31,13 @@ from tests.server.test_fronts_agree import (
 #: The model of every datatype; pooled by a batch; a dict of types; one that returns two tensors,
 #: of which one may go in again.
 MODELS = ("kinds", "molecules", "to_hetero", "recurrent")
+#: Attention within graphs, with the short form of inputs and with a declaration.
+PADDED = ("padded", "padded_short")
 WIRE = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def interface(name):
-    if name != "kinds":
-        return gallery.described(name)
-    sections = tomllib.loads(gallery.declaration(kinds.KINDS))["model"]
-    return interface_of(
-        msgspec.convert(sections["input"], tuple[InputSection, ...]),
-        msgspec.convert(sections["output"], tuple[OutputSection, ...]),
-        name,
-    )
+    return kinds.declared_by(kinds.KINDS) if name == "kinds" else gallery.described(name)
 
 
 @pytest.fixture(scope="module")
@@ -52,20 +45,31 @@ def fronts(tmp_path_factory, trouble):
     for name in (*MODELS[1:], "schnet"):
         gallery.write(trouble.root, name)
     folder = tmp_path_factory.mktemp("kinds")
-    torch.save(kinds.build().state_dict(), folder / "weights.pt")
-    source = Source(
-        factory=f"{kinds.__file__}:build",
-        weights=folder / "weights.pt",
-        args={},
-        inputs=(),
-        declaration=gallery.declaration(kinds.KINDS),
+    gps = gallery.Entry(
+        "",
+        ("x FP32 [N, 8]", "edge_index INT64 [2, E] index=N", "batch INT64 [N] index=G default=0"),
+        ("y FP32 [N, 8]",),
     )
-    import_model(
-        trouble.root, "kinds", source, lambda *_: None, read=read_model, trial=gallery.tried
-    )
+    for name, entry, build in (
+        ("kinds", kinds.KINDS, kinds.build),
+        ("pooled", kinds.POOLED, kinds.build_pooled),
+        ("padded", gps, padded_models.Gps),
+        ("padded_short", None, padded_models.Gps),
+    ):
+        torch.save(build().state_dict(), folder / "weights.pt")
+        source = Source(
+            factory=f"{inspect.getfile(build)}:{build.__name__}",
+            weights=folder / "weights.pt",
+            args={},
+            inputs=("x", "edge_index", "batch") if entry is None else (),
+            declaration="" if entry is None else gallery.declaration(entry),
+        )
+        import_model(
+            trouble.root, name, source, lambda *_: None, read=read_model, trial=gallery.tried
+        )
     with both_fronts(folder, trouble.root) as found:
         yield found
-    for name in (*MODELS, "schnet"):
+    for name in (*MODELS, "schnet", "pooled", *PADDED):
         shutil.rmtree(trouble.root / name)
 
 
@@ -198,6 +202,62 @@ def test_pairs_of_things_in_one_graph_are_counted_alike(fronts, graphs, narrow):
     one_graph = decode_response(calls[1](whole.SerializeToString())).parameters
     share = native / one_graph["pmc_estimate_bytes"]
     assert share == 1 if graphs in (None, [60]) else share < 0.9
+
+
+@pytest.mark.parametrize(
+    ("name", "narrow"), [("padded", False), ("padded", True), ("padded_short", False)]
+)
+def test_padding_is_counted_alike(fronts, name, narrow):
+    calls, server, _ = fronts
+    rng = np.random.default_rng(0)
+    estimates = []
+    for graphs in ([12] * 10, [20] + [10] * 10, [100] + [1] * 20, [1] * 120, [0, 60, 0, 60]):
+        batch = np.repeat(np.arange(len(graphs)), graphs)
+        arrays = {
+            "x": rng.random((120, 8), np.float32),
+            "edge_index": rng.integers(0, 120, (2, 300)),
+            "batch": batch.astype(np.int32 if narrow else np.int64),
+        }
+        sent = pb.ModelInferRequest(model_name=name, id="one")
+        for key, array in arrays.items():
+            sent.inputs.add(name=key, datatype=WIRE[array.dtype.name], shape=array.shape)
+            sent.raw_input_contents.append(array.tobytes())
+        before = server._front._front.counts()["plain"]
+        answers = [decode_response(call(sent.SerializeToString())) for call in calls]
+        assert decoded(answers[0]) == decoded(answers[1])
+        assert server._front._front.counts()["plain"] == before + 1
+        python, native = (answer.parameters["pmc_estimate_bytes"] for answer in answers)
+        assert native == python
+        estimates.append(native)
+        for answer in answers:
+            assert answer.parameters["pmc_measured_bytes"] <= native
+    even, rather, uneven, alone, _ = estimates
+    assert alone < even < rather < uneven
+    assert uneven > 5 * even
+
+
+@pytest.mark.parametrize("of_b", [[0, 0], [4, 1], [0, 5], [6, 0]])
+def test_graphs_are_those_of_either_kind_of_things(fronts, of_b):
+    calls, *_ = fronts
+    arrays = {
+        "x.a": np.ones((6, 2), np.float32),
+        "batch.a": np.array([0, 1, 1, 2, 3, 3]),
+        "x.b": np.full((2, 2), 10, np.float32),
+        "batch.b": np.array(of_b),
+    }
+    sent = pb.ModelInferRequest(model_name="pooled", id="one")
+    for key, array in arrays.items():
+        sent.inputs.add(name=key, datatype=WIRE[array.dtype.name], shape=array.shape)
+        sent.raw_input_contents.append(array.tobytes())
+    python, native = (outcome(call, sent.SerializeToString()) for call in calls)
+    assert native == python
+    if max(of_b) >= 6:
+        assert "[0, 6), the number of G" in python[1]
+        return
+    y = np.zeros((1 + max(3, *of_b), 2), np.float32)
+    np.add.at(y, arrays["batch.a"], 1)
+    np.add.at(y, of_b, 10)
+    assert python[3]["y"] == ("float32", y.shape, y.tobytes())
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -18,7 +18,7 @@ from serve.estimate.calibration import ByKind, Linear
 from serve.estimate.memory import KindColumns, covers, fit_held, fit_planes, peak_at
 from serve.interface import InputSlot, Interface
 from serve.lane.measure.probe import ModelProbe
-from serve.lane.measure.probe_graphs import OneKind, Shape, declared_graph
+from serve.lane.measure.probe_graphs import OneKind, Shape, Structure, declared_graph
 
 _log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ _PARTS = (0.0, 0.5, 1.0)
 _SHAPES = (Shape.PLAIN, Shape.LOWEST, Shape.HIGHEST)
 
 #: (Counts …, peak of held bytes) of the graphs of each shape.
-Held = dict[Shape | OneKind, list[tuple[int, ...]]]
+Held = dict[Structure, list[tuple[int, ...]]]
 Planes = tuple[Linear, ...]
 
 
@@ -39,7 +39,7 @@ def measure_kinds(
     probe: ModelProbe,
     sizes: Sequence[tuple[int, ...]],
     checked: tuple[int, ...],
-    by_shape: Mapping[Shape | OneKind, Planes],
+    by_shape: Mapping[Structure, Planes],
     held: Held,
 ) -> ByKind | None:
     """Trace graphs of `sizes` with known mixes, and check the fit on a graph of size `checked`.
@@ -64,11 +64,11 @@ def measure_kinds(
     return ByKind(activations=planes, held=fit_held(list(_held(probe, interface, held))))
 
 
-def _gains(by_shape: Mapping[Shape | OneKind, Planes], sizes: Sequence[tuple[int, ...]]) -> bool:
+def _gains(by_shape: Mapping[Structure, Planes], sizes: Sequence[tuple[int, ...]]) -> bool:
     """Return True when kinds decide much, and nothing else that shapes are extreme in does."""
     plain = by_shape[Shape.PLAIN]
 
-    def most(shapes: Sequence[Shape | OneKind], size: tuple[int, ...]) -> float:
+    def most(shapes: Sequence[Structure], size: tuple[int, ...]) -> float:
         return max(peak_at(by_shape[shape], *size) for shape in shapes)
 
     of_kinds = [one for one in by_shape if one in _SHAPES or isinstance(one, OneKind)]

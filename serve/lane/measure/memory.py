@@ -1,10 +1,9 @@
 """Measure the memory of a model: trace its runs on small graphs, fit, and check on larger ones."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
 
 from serve.errors import ModelError
 from serve.estimate.calibration import (
@@ -14,8 +13,8 @@ from serve.estimate.calibration import (
     MemoryFit,
 )
 from serve.estimate.estimator import SAFETY_FACTOR
+from serve.estimate.graph_sizes import COUNTS_ALONE
 from serve.estimate.memory import (
-    SLACK_SHARE,
     MemoryTrace,
     covers,
     fit_curve,
@@ -27,25 +26,26 @@ from serve.estimate.memory import (
 from serve.lane.measure.allocator import UNMETERED, Allocator, TooLarge
 from serve.lane.measure.kinds import Held, measure_kinds
 from serve.lane.measure.one_kind import Alone, kinds_alone
+from serve.lane.measure.padded import measure_padded, pads
 from serve.lane.measure.pairs import curve_with_pairs
 from serve.lane.measure.probe import ModelProbe, Need, need_for
-from serve.lane.measure.probe_graphs import OneKind, Shape, counts_for, varied
-from serve.lane.measure.timing import SMALLEST_NODES
+from serve.lane.measure.probe_graphs import Shape, Structure, counts_for, varied
+from serve.lane.measure.trials import (
+    SMALLEST_NODES,
+    TRACED,
+    TRACED_BYTES,
+    TRACED_CURVED,
+    TRACED_LARGE,
+    above_estimate,
+    shrunk,
+    trace_or_none,
+    traces,
+    unless_refused,
+)
 from serve.lane.measure.where_measured import Processor, Site
 from serve.lane.models.loader import LoadedModel
 from serve.models.model_signature import Signature
 
-Found = TypeVar("Found")
-#: Nodes and edges of traced graphs. Both vary independently, from sparse to dense.
-_TRACED = ((60, 150), (60, 600), (90, 150), (130, 900), (200, 400), (60, 40), (200, 120))
-#: Larger sizes, for models that switch to other kernels as graphs grow.
-_TRACED_LARGE = tuple((8 * nodes, 8 * edges) for nodes, edges in _TRACED)
-#: Further sizes for models whose memory is not linear: from tiny to large, sparse to dense.
-_TRACED_CURVED = (
-    *((8, 8), (10, 60), (10, 300), (20, 150), (30, 60), (30, 600), (60, 3_000), (100, 1_000)),
-    *((100, 6_000), (300, 200), (300, 4_000), (300, 20_000), (1_000, 500), (1_000, 3_000)),
-    *((1_000, 30_000), (2_000, 8_000), (6_000, 3_000), (6_000, 18_000)),
-)
 #: Shapes that are extreme in properties other than N and E.
 _FAMILIES = (Shape.PLAIN, Shape.LOOPS, Shape.SINGLES, Shape.LOWEST, Shape.HIGHEST)
 #: Nodes and edges of graphs in which all things are of one kind, and most such kinds that take more
@@ -57,8 +57,6 @@ _CHECKED_NODES = 3_000
 _CHECKED_RATIOS = (0.5, 4.0, 12.0, 30.0)
 _CHECKED_SHAPES = (Shape.MIXED, Shape.STAR, Shape.LOPSIDED)
 _CHECKED_SHAPES_SIZE = 3_000, 12_000
-#: Upper bound of a graph that is only traced.
-_TRACED_BYTES = 256 << 20
 #: An estimate further above the measurement than this share is reported.
 _LOOSE = 0.05
 #: Activations of the graphs that reveal memory which tracing misses, and their edges per node.
@@ -66,7 +64,7 @@ _HELD_BYTES = 12 << 20
 _HELD_RATIOS = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 1000.0)
 #: And how much more of one count than of the others, where there are several.
 _HELD_FACTORS = (5, 500)
-#: The size from which ``_shrunk`` starts.
+#: The size from which ``shrunk`` starts.
 _MANY_NODES = 1_000_000
 
 
@@ -86,12 +84,17 @@ def measure_memory(
     probe = ModelProbe(loaded, signature, site or Processor(), trial, allocator.limited)
     inputs = probe.input_bytes()
     _run_once(probe)
-    traced, traced_large = varied(loaded.spec, _TRACED), varied(loaded.spec, _TRACED_LARGE)
+    traced, traced_large = varied(loaded.spec, TRACED), varied(loaded.spec, TRACED_LARGE)
     families = _fit_families(probe, traced)
     need = need_for(inputs, families.planes())
-    many = _shrunk(counts_for(loaded.spec, *_MANY_THINGS), need, min(max_bytes, _TRACED_BYTES))
+    many = shrunk(counts_for(loaded.spec, *_MANY_THINGS), need, min(max_bytes, TRACED_BYTES))
     alone = kinds_alone(probe, many)
     families = _with_costly_kinds(probe, families, traced, alone)
+    if pads(probe):
+        kinds = [shape for shape, _ in _most_costly(alone)] if families.problem else []
+        bases = dict.fromkeys([*families.by_shape, *kinds])
+        del bases[Shape.SINGLES]
+        return measure_padded(probe, bases, max_bytes, allocator)
     planes, problem = families.planes(), families.problem
     checked = _checked(probe, need_for(inputs, planes), max_bytes)
     if problem or not _all_covered(planes, checked):
@@ -103,13 +106,13 @@ def measure_memory(
     warning = ""
     if problem or not _all_covered(planes, checked):
         further = [
-            _shrunk(size, need_for(inputs, planes), min(max_bytes, _TRACED_BYTES))
-            for size in varied(loaded.spec, _TRACED_CURVED)
+            shrunk(size, need_for(inputs, planes), min(max_bytes, TRACED_BYTES))
+            for size in varied(loaded.spec, TRACED_CURVED)
         ]
-        seen = [*checked, *_traces(probe, (*traced, *traced_large, *further))]
-        costly = sorted(alone, key=lambda one: -one[1].peak_bytes)[:_MOST_COSTLY]
+        seen = [*checked, *traces(probe, (*traced, *traced_large, *further))]
+        costly = _most_costly(alone)
         seen += [found for _, found in costly]
-        seen += [found for kind, _ in costly for found in _traces(probe, traced, kind)]
+        seen += [found for kind, _ in costly for found in traces(probe, traced, kind)]
         peaks = [(*t.counts, t.peak_bytes) for t in seen]
         curve = fit_curve(peaks)
         problem = problem or "planes fitted to small graphs do not hold for large ones"
@@ -120,8 +123,8 @@ def measure_memory(
         size = found.counts
         return need(*size) / max(1.0, inputs.at(*size) + found.peak_bytes)
 
-    most_bytes = min(max_bytes, _TRACED_BYTES)
-    size = _shrunk(counts_for(loaded.spec, *_CHECKED_SHAPES_SIZE), need, most_bytes)
+    most_bytes = min(max_bytes, TRACED_BYTES)
+    size = shrunk(counts_for(loaded.spec, *_CHECKED_SHAPES_SIZE), need, most_bytes)
     held = _measure_held(probe, need, max_bytes, allocator, families.by_shape)
     by_kind = None
     if curve is None:
@@ -132,17 +135,17 @@ def measure_memory(
     if not warning and max(errors) > _LOOSE:
         warning = f"memory is an upper bound: up to {max(errors):.0%} above need"
     for shape in filter(probe.takes, _CHECKED_SHAPES):
-        took = _above_estimate(probe, size, shape, ratio)
+        took = above_estimate(probe, size, shape, ratio)
         if took:
             told = "memory depends on more than the numbers of nodes and edges: "
             told += f"a {shape.value} graph took {took} its estimate"
             warning = f"{warning}; {told}" if warning else told
-    loopless = None
+    loopless, graphs = None, COUNTS_ALONE
     if curve is not None:
         # What was fitted to moments that do not line up says nothing of other graphs.
-        curve = curve_with_pairs(
-            probe, peaks, held, lambda shape: _traces(probe, further, shape)
-        ) or fit_curve([*peaks, *_of_all(held)])
+        curve, graphs = curve_with_pairs(
+            probe, peaks, held, lambda shape: traces(probe, further, shape)
+        ) or (fit_curve([*peaks, *_of_all(held)]), COUNTS_ALONE)
         held, planes = {}, ()
     elif loaded.spec.interface is None:
         loopless = _without_loops(probe, families, held, size, allocator)
@@ -154,6 +157,7 @@ def measure_memory(
         loopless=loopless,
         by_kind=by_kind,
         curve=curve,
+        graphs=graphs,
         error_low=min(errors),
         error_high=max(errors),
         warning=warning,
@@ -174,13 +178,13 @@ def _error_by_kind(probe: ModelProbe, inputs: Linear, by_kind: ByKind, found: Me
 def _run_once(probe: ModelProbe) -> None:
     """Run the model once, so that no measurement includes its first run."""
     try:
-        counts = counts_for(probe.loaded.spec, *_TRACED[0])
+        counts = counts_for(probe.loaded.spec, *TRACED[0])
         probe.attempt(counts)
         probe.loaded.outputs(probe.graph(counts))
     except Exception as error:
         raise ModelError(
-            f"model {probe.loaded.spec.key}: a random graph of {_TRACED[0][0]} nodes and"
-            f" {_TRACED[0][1]} edges does not run: {type(error).__name__}: {error}"
+            f"model {probe.loaded.spec.key}: a random graph of {TRACED[0][0]} nodes and"
+            f" {TRACED[0][1]} edges does not run: {type(error).__name__}: {error}"
         ) from error
 
 
@@ -188,11 +192,11 @@ def _run_once(probe: ModelProbe) -> None:
 class _Families:
     """Planes for each shape that is extreme in a property other than N and E."""
 
-    by_shape: dict[Shape | OneKind, tuple[Linear, ...]] = field(default_factory=dict)
+    by_shape: dict[Structure, tuple[Linear, ...]] = field(default_factory=dict)
     #: First problem that `fit_planes` found, empty when none.
     problem: str = ""
 
-    def planes(self, shapes: Iterable[Shape | OneKind] | None = None) -> tuple[Linear, ...]:
+    def planes(self, shapes: Iterable[Structure] | None = None) -> tuple[Linear, ...]:
         """Return planes that bound all graphs between `shapes`, by default all, from above."""
         wanted = self.by_shape if shapes is None else shapes
         return upper_hull(plane for shape in wanted for plane in self.by_shape[shape])
@@ -205,6 +209,11 @@ class _Families:
     def with_shapes(self, other: "_Families") -> "_Families":
         """Return the union with planes of other shapes; its problem is the first of both."""
         return _Families(self.by_shape | other.by_shape, self.problem or other.problem)
+
+
+def _most_costly(alone: Alone) -> Alone:
+    """Return the graphs of one kind that take most."""
+    return sorted(alone, key=lambda one: -one[1].peak_bytes)[:_MOST_COSTLY]
 
 
 def _with_costly_kinds(
@@ -231,11 +240,11 @@ def _with_costly_kinds(
 def _fit_families(
     probe: ModelProbe,
     sizes: Sequence[tuple[int, ...]],
-    shapes: Iterable[Shape | OneKind] | None = None,
+    shapes: Iterable[Structure] | None = None,
 ) -> _Families:
     """Fit planes to graphs of each of `shapes`, by default of those that the model tells apart."""
     wanted = [shape for shape in _FAMILIES if probe.takes(shape)] if shapes is None else shapes
-    found = {shape: fit_planes(_traces(probe, sizes, shape)) for shape in wanted}
+    found = {shape: fit_planes(traces(probe, sizes, shape)) for shape in wanted}
     problems = [problem for _, problem in found.values() if problem]
     return _Families({s: planes for s, (planes, _) in found.items()}, (problems or [""])[0])
 
@@ -273,7 +282,7 @@ def _without_loops(
     graph = probe.graph(size, Shape.MIXED)
     source, target = graph["edge_index"]
     num_loops = int((source == target).sum())
-    found = _trace_or_none(probe, size, Shape.MIXED)
+    found = trace_or_none(probe, size, Shape.MIXED)
     run = probe.runner(probe.site.place(graph))
     taken = None if found is None or allocator.held_by is None else allocator.held_by(run)
     rest = size[0], size[1] - num_loops
@@ -285,64 +294,12 @@ def _without_loops(
     return loopless if (taken or 0) <= (1 + SAFETY_FACTOR) / 2 * need else None
 
 
-def _unless_refused(
-    probe: ModelProbe, measure: Callable[[], Found], size: tuple[int, ...], shape: Shape | OneKind
-) -> Found | None:
-    """Measure; returns None when the model refuses a graph that is odd or has isolated nodes.
-
-    Raises what the model raises for a plain graph with an edge per node or more, and TooLarge.
-    """
-    try:
-        probe.attempt(size, shape)
-        return measure()
-    except TooLarge:
-        raise
-    except Exception:
-        num_nodes, num_edges = probe.totals(size)
-        if shape is Shape.PLAIN and num_edges >= num_nodes:
-            raise
-        return None
-
-
-def _trace_or_none(
-    probe: ModelProbe, size: tuple[int, ...], shape: Shape | OneKind
-) -> MemoryTrace | None:
-    """Trace such a graph; returns None when it is refused or takes too much memory."""
-    try:
-        return _unless_refused(probe, lambda: probe.trace(size, shape), size, shape)
-    except TooLarge:
-        return None
-
-
-def _above_estimate(
-    probe: ModelProbe,
-    size: tuple[int, ...],
-    shape: Shape,
-    ratio: Callable[[MemoryTrace], float],
-) -> str:
-    """Return how far above its estimate such a graph is; empty where it is not."""
-    try:
-        found = _unless_refused(probe, lambda: probe.trace(size, shape), size, shape)
-    except TooLarge:
-        return "more than may be measured, far above"
-    if found is None or ratio(found) >= 1 - SLACK_SHARE:
-        return ""
-    return f"{1 / ratio(found):.1f} times"
-
-
-def _traces(
-    probe: ModelProbe, sizes: Iterable[tuple[int, ...]], shape: Shape | OneKind = Shape.PLAIN
-) -> list[MemoryTrace]:
-    found = (_trace_or_none(probe, size, shape) for size in sizes)
-    return [trace for trace in found if trace is not None]
-
-
 def _checked(probe: ModelProbe, need: Need, max_bytes: int) -> list[MemoryTrace]:
     """Trace the graphs that check the planes."""
     graphs = [(_CHECKED_NODES, int(ratio * _CHECKED_NODES)) for ratio in _CHECKED_RATIOS]
     sizes = varied(probe.loaded.spec, graphs)
-    limit = min(max_bytes, _TRACED_BYTES)
-    found = (_largest_trace(probe, _shrunk(size, need, limit)) for size in sizes)
+    limit = min(max_bytes, TRACED_BYTES)
+    found = (_largest_trace(probe, shrunk(size, need, limit)) for size in sizes)
     return [trace for trace in found if trace is not None]
 
 
@@ -350,20 +307,10 @@ def _largest_trace(probe: ModelProbe, size: tuple[int, ...]) -> MemoryTrace | No
     """Trace a plain graph, or a half, a quarter, … of it, where it takes too much memory."""
     while size[0] > SMALLEST_NODES:
         try:
-            return _unless_refused(probe, partial(probe.trace, size), size, Shape.PLAIN)
+            return unless_refused(probe, partial(probe.trace, size), size, Shape.PLAIN)
         except TooLarge:
             size = tuple(count // 2 for count in size)
-    return _trace_or_none(probe, size, Shape.PLAIN)
-
-
-def _shrunk(size: tuple[int, ...], need: Need, limit_bytes: int) -> tuple[int, ...]:
-    """Return `size`, or a smaller one of the same ratios that needs at most `limit_bytes`.
-
-    It has at least 16 nodes, or 16 of the first kind of them.
-    """
-    while size[0] > SMALLEST_NODES and need(*size) > limit_bytes:
-        size = tuple(count * 7 // 8 for count in size)
-    return size
+    return trace_or_none(probe, size, Shape.PLAIN)
 
 
 def _all_covered(planes: tuple[Linear, ...], traces: Iterable[MemoryTrace]) -> bool:
@@ -375,7 +322,7 @@ def _measure_held(
     need: Need,
     max_bytes: int,
     allocator: Allocator,
-    shapes: Iterable[Shape | OneKind],
+    shapes: Iterable[Structure],
 ) -> Held:
     """Measure held bytes from sparse to dense graphs; returns nothing without a meter."""
     if allocator.held_by is None:
@@ -385,12 +332,12 @@ def _measure_held(
     found: Held = {}
     graphs = [(_MANY_NODES, int(_MANY_NODES * ratio)) for ratio in _HELD_RATIOS]
     for many in varied(probe.loaded.spec, graphs, _HELD_FACTORS):
-        size = _shrunk(many, need, limit)
+        size = shrunk(many, need, limit)
         for shape in shapes:
             run = probe.runner(probe.site.place(probe.graph(size, shape)))
             measure = partial(held_by, run)
             try:
-                held = _unless_refused(probe, measure, size, shape)
+                held = unless_refused(probe, measure, size, shape)
             except TooLarge:
                 continue
             if held is not None:

@@ -5,14 +5,15 @@ from dataclasses import dataclass
 
 import torch
 
-from serve.estimate.calibration import Curve, Linear, with_pairs
+from serve.estimate.calibration import Curve, Linear
+from serve.estimate.graph_sizes import COUNTS_ALONE, GraphTerms, graph_sizes
 from serve.estimate.memory import (
     MemoryTrace,
     peak_at,
 )
 from serve.inputs import INPUTS, Size
 from serve.lane.measure.allocator import UNMETERED, Run
-from serve.lane.measure.probe_graphs import OneKind, Shape, inputs_for
+from serve.lane.measure.probe_graphs import Batched, Shape, Structure, graphs_in, inputs_for
 from serve.lane.measure.where_measured import Site
 from serve.lane.models.loader import LoadedModel
 from serve.models.model_signature import Signature
@@ -33,7 +34,7 @@ class ModelProbe:
     limited: Callable[[Run], Run] = UNMETERED.limited
 
     def graph(
-        self, counts: tuple[int, ...], shape: Shape | OneKind = Shape.PLAIN
+        self, counts: tuple[int, ...], shape: Structure = Shape.PLAIN
     ) -> dict[str, torch.Tensor]:
         """Return the model's inputs for a graph with these counts, of that shape."""
         return inputs_for(self.loaded.spec, self.signature, counts, shape)
@@ -47,12 +48,12 @@ class ModelProbe:
         """Return a function that runs the model once, within the memory of measurements."""
         return self.limited(lambda: self.loaded.outputs(inputs))
 
-    def attempt(self, counts: tuple[int, ...], shape: Shape | OneKind = Shape.PLAIN) -> None:
+    def attempt(self, counts: tuple[int, ...], shape: Structure = Shape.PLAIN) -> None:
         """Raise what the model raises for such a graph, where an error is only that."""
         if self.trial is not None:
             self.trial.outputs(self.graph(counts, shape))
 
-    def trace(self, counts: tuple[int, ...], shape: Shape | OneKind = Shape.PLAIN) -> MemoryTrace:
+    def trace(self, counts: tuple[int, ...], shape: Structure = Shape.PLAIN) -> MemoryTrace:
         """Trace the allocations of one run."""
         return self.trace_of(self.graph(counts, shape), counts)
 
@@ -65,7 +66,7 @@ class ModelProbe:
         """Return True when the shape is plain or changes an input of this model."""
         if shape is Shape.PLAIN:
             return True
-        of_graphs = shape in (Shape.SINGLES, Shape.LOPSIDED, Shape.MANY)
+        of_graphs = shape in (Shape.SINGLES, Shape.LOPSIDED, Shape.MANY, Shape.UNEVEN)
         of_kinds = shape in (Shape.LOWEST, Shape.HIGHEST)
         if (interface := self.loaded.spec.interface) is not None:
             slots = interface.inputs
@@ -77,12 +78,18 @@ class ModelProbe:
         needs = "batch" if of_graphs else "edge_index"
         return needs in self.loaded.spec.inputs
 
-    def pairs(self, counts: tuple[int, ...], shape: Shape | OneKind) -> tuple[int, ...]:
-        """Return the pairs of things in one graph of the inputs with these counts and shape."""
-        interface = self.loaded.spec.interface
-        if interface is None or not interface.batches:
-            return ()
-        return interface.pair_counts(self.graph(counts, shape), counts)
+    def counts(
+        self, size: tuple[int, ...], shape: Structure, graphs: GraphTerms
+    ) -> tuple[int, ...]:
+        """Return the counts of a graph of that size and shape, with what they go on with."""
+        if not graphs.of:
+            return size
+        divided = shape.graphs if isinstance(shape, Batched) else shape
+        if not isinstance(divided, Shape):
+            divided = Shape.PLAIN
+        batches = self.loaded.spec.batches
+        arrays = {name: graphs_in(size[position], divided) for name, position in batches}
+        return size + graphs.told(graph_sizes(batches, arrays, size))
 
     def input_bytes(self) -> Linear:
         """Return the bytes of the staged inputs."""
@@ -106,13 +113,20 @@ class ModelProbe:
         return Linear((row, 0.0), 0.0) if many else Linear((0.0, 0.0), row)
 
 
-def need_for(inputs: Linear, planes: tuple[Linear, ...], curve: Curve | None = None) -> Need:
+def need_for(
+    inputs: Linear,
+    planes: tuple[Linear, ...],
+    curve: Curve | None = None,
+    graphs: GraphTerms = COUNTS_ALONE,
+) -> Need:
     """Return the bytes of inputs and activations as a function of a graph's counts."""
+    own = len(inputs.per)
 
     def need(*counts: int) -> float:
-        live = peak_at(planes, *counts)
+        terms = graphs.terms(counts, own)
+        live = peak_at(planes, *(terms if graphs.padded else terms[:own]))
         if curve is not None:
-            live = max(live, curve.at(*with_pairs(counts, len(counts), curve.pairs_of)))
-        return inputs.at(*counts) + live
+            live = max(live, curve.at(*terms))
+        return inputs.at(*terms[:own]) + live
 
     return need

@@ -39,6 +39,8 @@ class Shape(Enum):
     LOPSIDED = "lopsided"
     #: As many graphs in `batch` as each has nodes.
     MANY = "of many graphs"
+    #: One graph in `batch` with as many nodes, the others alone.
+    UNEVEN = "of uneven graphs"
     #: Every integer that is no index is the least that its input may have, every boolean False.
     LOWEST = "all of the first kind"
     #: Every such integer is the greatest, every boolean True.
@@ -51,6 +53,17 @@ class OneKind:
 
     #: Names of inputs, and their values.
     values: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Batched:
+    """Structure of a graph like `shape`, but with the graphs in `batch` of another shape."""
+
+    shape: "Structure"
+    graphs: Shape
+
+
+Structure = Shape | OneKind | Batched
 
 
 def probe_graph(
@@ -74,13 +87,13 @@ def probe_graph(
         "F": signature.num_features,
         "D": signature.edge_dim or 0,
     }
-    batch = _graphs(num_nodes, shape)
+    batch = graphs_in(num_nodes, shape)
     made = random_inputs(inputs, sizes, edges, rng, batch=batch, signed=False)
     return {name: torch.from_numpy(array) for name, array in made.items()}
 
 
 def declared_graph(
-    interface: Interface, counts: Sequence[int], shape: Shape | OneKind
+    interface: Interface, counts: Sequence[int], shape: Structure
 ) -> dict[str, torch.Tensor]:
     """Return all declared inputs for a graph with these counts, seeded by them."""
     rng = np.random.default_rng(tuple(counts))
@@ -88,6 +101,10 @@ def declared_graph(
     if isinstance(shape, OneKind):
         plain = declared_graph(interface, counts, Shape.PLAIN)
         return plain | {name: torch.full_like(plain[name], value) for name, value in shape.values}
+    if isinstance(shape, Batched):
+        divided = declared_graph(interface, counts, shape.graphs)
+        like = declared_graph(interface, counts, shape.shape)
+        return like | {slot.name: divided[slot.name] for slot in interface.batches}
 
     def links(sources: int, targets: int, count: int, same: bool) -> NDArray[np.int64]:
         if not sources or not targets:
@@ -110,7 +127,7 @@ def declared_graph(
         return rng.permutation(low + np.arange(math.prod(size)) % (high - low)).reshape(size)
 
     def graphs(things: int) -> NDArray[np.int64]:
-        return _graphs(things, shape)
+        return graphs_in(things, shape)
 
     made = declared_inputs(interface, counts, rng, links=links, graphs=graphs, integers=integers)
     return {name: torch.from_numpy(array) for name, array in made.items()}
@@ -120,11 +137,15 @@ def inputs_for(
     spec: ModelSpec,
     signature: Signature,
     counts: tuple[int, ...],
-    shape: Shape | OneKind = Shape.PLAIN,
+    shape: Structure = Shape.PLAIN,
 ) -> dict[str, torch.Tensor]:
     """Return the inputs of the model for a graph with these counts."""
     if spec.interface is not None:
         return declared_graph(spec.interface, counts, shape)
+    if isinstance(shape, Batched):
+        divided = inputs_for(spec, signature, counts, shape.graphs)
+        like = inputs_for(spec, signature, counts, shape.shape)
+        return like | {name: divided[name] for name, _ in spec.batches}
     assert isinstance(shape, Shape)
     num_nodes, num_edges = counts
     return probe_graph(num_nodes, num_edges, shape, spec.inputs, signature)
@@ -173,12 +194,14 @@ def _links(
     return np.stack([source, target])
 
 
-def _graphs(num_nodes: int, shape: Shape) -> NDArray[np.int64]:
+def graphs_in(num_nodes: int, shape: Shape) -> NDArray[np.int64]:
     """Return the graph that each node is in, int64 [N]."""
     if shape is Shape.SINGLES:
         return np.arange(num_nodes)
     if shape is Shape.MANY:
         return np.arange(num_nodes) // math.ceil(math.sqrt(num_nodes))
+    if shape is Shape.UNEVEN:
+        return np.maximum(0, np.arange(num_nodes) - math.isqrt(num_nodes))
     if shape is Shape.LOPSIDED:
         return np.maximum(0, np.arange(num_nodes) - num_nodes // 2)
     return np.zeros(num_nodes, dtype=np.int64)

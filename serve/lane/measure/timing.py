@@ -11,13 +11,14 @@ from serve.estimate.calibration import (
 from serve.estimate.timing import Timed, fit_time
 from serve.lane import clock
 from serve.lane.measure.allocator import TooLarge
+from serve.lane.measure.padded import DIVIDED
 from serve.lane.measure.pairs import PAIRED
 from serve.lane.measure.probe import ModelProbe, need_for
 from serve.lane.measure.probe_graphs import Shape, varied
+from serve.lane.measure.trials import SMALLEST_NODES
 from serve.progress import Progress
 
 _TIMED_RATIOS = (2, 10, 30)
-SMALLEST_NODES = 16
 #: Sizes double. Lower and upper bound of their number.
 _LEAST_STEPS, _MAX_STEPS = 5, 20
 #: The first size that takes this long is the last.
@@ -42,24 +43,27 @@ def measure_time(
     Rounds go from large to small, so that the allocator has its memory before small graphs are
     timed, and a disturbance hits one run of many sizes rather than all runs of one.
     """
-    need = need_for(memory.inputs, memory.activations, memory.curve)
+    divided = memory.graphs
+    need = need_for(memory.inputs, memory.activations, memory.curve, divided)
     started_ns = clock.now_ns()
     span_ns = max(stop_at_ns - started_ns, 1_000_000)
     graphs: dict[_Probe, dict[str, torch.Tensor]] = {}
     runs: dict[_Probe, list[int]] = {}
 
     def time_one(one: _Probe) -> int:
-        expect(int(need(*one[0])))
+        expect(int(need(*probe.counts(*one, divided))))
         return _time_ns(probe, graphs[one])
 
-    pairs_of = () if memory.curve is None else memory.curve.pairs_of
-    shapes = PAIRED if pairs_of else PAIRED[:1]
+    shapes = DIVIDED if divided.padded else PAIRED if divided.of else PAIRED[:1]
     smallest = [(least, shape) for least in _smallest(probe) for shape in shapes]
     for index, (least, shape) in enumerate(smallest, start=1):
         climb_until_ns = started_ns + span_ns * _CLIMB_SHARE * index / len(smallest)
         for step in range(_MAX_STEPS):
             size = tuple(count << step for count in least)
-            too_large = need(*size) > max_bytes or clock.now_ns() > climb_until_ns
+            too_large = (
+                need(*probe.counts(size, shape, divided)) > max_bytes
+                or clock.now_ns() > climb_until_ns
+            )
             if step >= _LEAST_STEPS and too_large:
                 break
             one = size, shape
@@ -80,13 +84,15 @@ def measure_time(
             if round_number < 2 or runs[one][0] < patience_ns:
                 runs[one].append(time_one(one))
         tell("time", 0.2 + 0.8 * min(1.0, (clock.now_ns() - started_ns) / span_ns))
+    own = len(memory.inputs.per)
     # The first run of a size is a warm-up, if there was time for another.
     samples = [
-        Timed(size + (probe.pairs(size, shape) if pairs_of else ()), tuple(found[1:] or found))
-        for (size, shape), found in runs.items()
+        Timed(divided.terms(probe.counts(*one, divided), own), tuple(found[1:] or found))
+        for one, found in runs.items()
     ]
+    num_graph_terms = len(samples[0].counts) - own
     # Work that is not linear in the counts shows in memory.
-    return fit_time(samples, products=memory.curve is not None, num_pairs=len(pairs_of))
+    return fit_time(samples, products=memory.curve is not None, num_graph_terms=num_graph_terms)
 
 
 def _smallest(probe: ModelProbe) -> list[tuple[int, ...]]:

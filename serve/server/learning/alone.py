@@ -150,9 +150,9 @@ def probe_counts(entry: ModelEntry, num_nodes: int, num_edges: int) -> tuple[int
 def counts_of(entry: ModelEntry, num_nodes: int, num_edges: int) -> tuple[int, ...] | None:
     """Return the model's counts for a request of that size; None where more counts are needed."""
     interface = entry.spec.interface
-    return (
-        None if interface and not interface.is_simple else probe_counts(entry, num_nodes, num_edges)
-    )
+    if entry.estimator.counts_graphs or (interface and not interface.is_simple):
+        return None
+    return probe_counts(entry, num_nodes, num_edges)
 
 
 def probe_tensors(entry: ModelEntry, num_nodes: int, num_edges: int) -> Arrays:

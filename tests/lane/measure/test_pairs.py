@@ -9,6 +9,7 @@ from torch import nn
 
 from bench.kit import gallery
 from serve.estimate import ModelEstimator, Overhead
+from serve.estimate.graph_sizes import graph_sizes
 from serve.graphs.random_inputs import declared_inputs
 from serve.interface import InputSlot, Interface, TensorSlot
 from serve.lane.measure.calibrate import calibrate
@@ -72,12 +73,13 @@ SPLITS = ([900], [1] * 900, [30] * 30, [450] + [1] * 450, [300, 300, 300], [9] *
 @pytest.mark.parametrize("sizes", SPLITS, ids=str)
 def test_memory_follows_the_sizes_of_graphs(model, sizes):
     loaded, estimator = measured(model)
-    assert estimator.counts_pairs
+    assert estimator.counts_graphs
     interface = loaded.spec.interface
     arrays = declared_inputs(
         interface, (900,), np.random.default_rng(3), graphs=lambda things: split(sizes)
     )
-    counts = 900, *interface.pair_counts(arrays, (900,))
+    sizes_of = graph_sizes(loaded.spec.batches, arrays, (900,))
+    counts = 900, *estimator.graphs.told(sizes_of)
     assert counts == (900, sum(size**2 for size in sizes))
     inputs = {name: torch.from_numpy(array) for name, array in arrays.items()}
     run = functools.partial(loaded.outputs, inputs)
@@ -97,11 +99,11 @@ def test_time_follows_the_sizes_of_graphs():
 
 def test_pairs_are_not_counted_where_all_things_are_compared():
     assert measured(Pooled)[1].calibration.memory.curve is not None
-    assert not measured(Pooled)[1].counts_pairs
+    assert not measured(Pooled)[1].counts_graphs
 
 
 def test_pairs_are_not_counted_where_memory_is_linear():
-    assert not measured("molecules")[1].counts_pairs
+    assert not measured("molecules")[1].counts_graphs
 
 
 def test_a_union_has_the_pairs_of_its_parts():
@@ -136,5 +138,6 @@ def test_pairs_are_counted_of_what_tells_graphs():
     assert [slot.name for slot in declared.batches] == ["batch.a", "batch.b"]
     arrays = {"batch.a": np.array([1, 0, 1]), "batch.b": np.array([], np.int32)}
     counts = tuple({"A": 3, "B": 0, "E": 5}[symbol] for symbol in declared.counts)
-    assert declared.pair_counts(arrays, counts) == (5, 0)
-    assert declared.pair_counts({}, counts) == (9, 0)
+    batches = [(slot.name, declared.counts.index(slot.symbols[0])) for slot in declared.batches]
+    assert [one.pairs for one in graph_sizes(batches, arrays, counts)] == [5, 0]
+    assert [one.pairs for one in graph_sizes(batches, {}, counts)] == [9, 0]

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from serve.graphs.random_inputs import declared_inputs
 from serve.interface import InputSlot, Interface, TensorSlot
 from serve.lane.models.declared import DeclaredForward, join, joined_sizes, split
+from tests.server.kinds import POOLED, PooledKinds, declared_by
 
 
 class Sums(torch.nn.Module):
@@ -91,3 +92,34 @@ def test_what_belongs_to_a_request_as_a_whole_has_no_place_in_a_union():
     assert Interface((x,), (y,)).is_joinable
     assert not Interface((x, InputSlot("u", "FP32", (1, 4))), (y,)).is_joinable
     assert not Interface((x,), (TensorSlot("pooled", "FP32", (1, 2)),)).is_joinable
+
+
+@given(st.integers(0, 2**32), st.integers(2, 5))
+@settings(max_examples=100, deadline=None)
+def test_graphs_of_two_kinds_of_things_are_those_of_either(seed, count):
+    rng = np.random.default_rng(seed)
+    interface = declared_by(POOLED)
+    module = PooledKinds()
+    declared = DeclaredForward(module, interface, "pooled:1")
+    graphs = []
+    for _ in range(count):
+        things = rng.integers(1, 6, 2)
+        found = {}
+        for kind, number in zip("ab", things, strict=True):
+            found[f"x.{kind}"] = torch.from_numpy(rng.integers(-9, 9, (number, 2))).float()
+            found[f"batch.{kind}"] = torch.from_numpy(rng.integers(0, things.max(), number))
+        graphs.append(found)
+    sizes = [declared.sizes(one) for one in graphs]
+    joined = join(declared, graphs, sizes)
+    assert joined_sizes(sizes) == declared.sizes(joined)
+    found = split(interface, declared(module, joined), sizes)
+    for own, given_alone in zip(found, graphs, strict=True):
+        for one, alone in zip(own, declared(module, given_alone), strict=True):
+            assert torch.equal(one, alone)
+
+
+def test_an_output_of_graphs_may_have_a_row_for_each_thing_of_any_kind():
+    interface = declared_by(POOLED)
+    assert interface.counts == ("A", "B")
+    assert interface.bytes_per(interface.outputs[:1]) == ((8.0, 8.0), 0.0)
+    assert interface.sizes((3, 7))["G"] == 7
