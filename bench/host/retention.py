@@ -138,7 +138,7 @@ def soak(options: argparse.Namespace) -> dict[str, Any]:
         )
         log = stack.enter_context(closing(AccessLog(folder / "access.jsonl", 1.0)))
         metrics = Metrics(MADE_UP_RUN, no_engine)
-        sink = RecordSink(store, (metrics.observe, log.write))
+        sink = RecordSink(store, (metrics.observe, log.write), flushes=(log.flush,))
         looks, put, took_s = _put_all(options, sink, metrics, folder)
         sink.close()
         dropped, lost = sink.dropped, log.lost

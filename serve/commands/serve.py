@@ -57,6 +57,7 @@ from serve.server.lanes.processes import kill_all, log_printed
 from serve.server.printed_lines import PrintedLines
 from serve.server.signals import StopSignals
 from serve.server.tracing.sender import TraceSender
+from serve.server.training.job_facts import shown_jobs
 
 _log = logging.getLogger(__name__)
 
@@ -126,12 +127,14 @@ class Application:
             undo.callback(log_printed, None)
             metrics = Metrics(run, lambda: self._engine.snapshot(sink.dropped))
             observers = [metrics.observe, lambda record: self._engine.learn(record)]
+            flushes: list[Callable[[], None]] = []
             self._access_log: AccessLog | None = None
             if config.report.access_log is not None:
                 path = config.path(config.report.access_log)
                 self._access_log = AccessLog(path, config.report.access_log_share)
                 undo.callback(self._access_log.close)
                 observers.append(self._access_log.write)
+                flushes.append(self._access_log.flush)
             if config.report.record is not None:
                 recorder = TrafficRecorder(
                     config.path(config.report.record),
@@ -158,7 +161,7 @@ class Application:
                 observers.append(tracer.observe)
             self._tracer = tracer
             store = RecordStore(database, run, retention=_retention(config))
-            self._sink = sink = RecordSink(store, observers)
+            self._sink = sink = RecordSink(store, observers, flushes=flushes)
             undo.callback(sink.close)
             journal = None
             if config.report.journal is not None:
@@ -238,6 +241,7 @@ class Application:
                 )
             )
             sink.watch_state(self._live_state)
+            sink.watch_jobs(lambda: shown_jobs(self._engine.training.jobs()))
             sink.count_lost(LostCalls(lambda: self._rpc.refused).records)
             #: Stops all of the above, in reverse order.
             self._close = undo.pop_all().close
@@ -320,7 +324,7 @@ class Application:
         if self._gateway is not None:
             self._gateway.stop_s = server.stop_timeout_s / 2
         if self._access_log is not None:
-            self._access_log.choose(config.report.access_log_share)
+            self._access_log.share = config.report.access_log_share
         if self._tracer is not None:
             self._tracer.share = config.traces.share
         factor = config.scheduling.qos_factor
@@ -336,10 +340,7 @@ class Application:
 
     def _live_state(self) -> ServerState | None:
         """Return what the live page shows of the state; None before the server is live."""
-        if not self._engine.live:
-            return None
-        now = self._engine.snapshot()
-        return ServerState(sum(now.pending.values()), now.reserved_bytes, now.lanes_up)
+        return self._engine.driver.state() if self._engine.live else None
 
     def _left(self) -> str:
         """Describe what a stop that takes too long has not finished."""

@@ -1,14 +1,13 @@
 """The access log: one JSON object a line for each finished request, for log collectors.
 
-The database has everything about a request; a line has what people search logs for. Each line is
-written at once and whole, so that a collector may follow the file, and a tool may move it away:
-the next line goes to a new file of the same name.
+The database has everything about a request; a line has what people search logs for. Lines are
+written whole, those of requests that ended together at once, so that a collector may follow the
+file, and a tool may move it away: the next lines go to a new file of the same name.
 """
 
 import logging
 import os
 import time
-import zlib
 from pathlib import Path
 
 import msgspec
@@ -16,14 +15,15 @@ import msgspec
 from serve.errors import ConfigError
 from serve.obs.log import rfc3339
 from serve.obs.record import RequestRecord
+from serve.obs.recorder import is_chosen
 
 _log = logging.getLogger(__name__)
 
 #: Time after which a file that was moved away, or removed, gets no more lines.
 _LOOK_NS = 1_000_000_000
-_MS = 1e6
-#: What `zlib.crc32` can return.
-_HASHES = 1 << 32
+#: Size of waiting lines from which on they are written without being asked to.
+_MOST_WAITING_BYTES = 1 << 16
+_END = b"\n"
 
 
 class Line(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -68,9 +68,12 @@ class AccessLog:
         Raises ConfigError when the file cannot be opened.
         """
         self._path = path
-        self.choose(share)
+        #: Share of the requests answered in time that get a line; may change.
+        self.share = share
         #: Lines that the file could not take.
         self.lost = 0
+        #: Lines that wait for `flush`.
+        self._waiting = bytearray()
         self._failing = False
         self._looked_ns = time.monotonic_ns()
         self._encoder = msgspec.json.Encoder()
@@ -81,33 +84,40 @@ class AccessLog:
                 f"report.access_log: {path}: cannot be written: {error.strerror}"
             ) from error
 
-    def choose(self, share: float) -> None:
-        """Write lines for this share of the requests answered in time from now on."""
-        self._most_hash = share * _HASHES
-
     def write(self, record: RequestRecord) -> None:
-        """Write the line of a finished request, if it gets one. Never raises OSError."""
+        """Take the line of a finished request, if it gets one; `flush` writes it to the file."""
         in_time = record.status == "OK" and not record.violated
-        if in_time and zlib.crc32(record.request_uid.encode()) >= self._most_hash:
+        if in_time and self.share < 1.0 and not is_chosen(record.request_uid, self.share):
             return
-        line = self._encoder.encode(line_of(record)) + b"\n"
+        self._waiting += self._encoder.encode(line_of(record)) + _END
+        if len(self._waiting) >= _MOST_WAITING_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the lines that wait. Never raises OSError."""
+        if not self._waiting:
+            return
+        lines, self._waiting = self._waiting, bytearray()
+        written = 0
         try:
             self._follow()
-            written = os.write(self._fd, line)
-            if written < len(line):
-                # What stands there would spoil the next line.
-                os.write(self._fd, b"\n")
-                raise OSError(None, "the line was cut")
+            written = os.write(self._fd, lines)
+            if written < len(lines):
+                if not lines.endswith(_END, 0, written):
+                    # What stands there would spoil the next line.
+                    os.write(self._fd, _END)
+                raise OSError(None, "the lines were cut")
             self._failing = False
         except OSError as error:
-            self.lost += 1
+            self.lost += lines.count(_END, written)
             if not self._failing:
                 self._failing = True
                 _log.error("access log %s: lines are lost: %s", self._path, error.strerror)
 
     def close(self) -> None:
-        """Close the file. Idempotent."""
+        """Write what waits and close the file. Idempotent."""
         if self._fd >= 0:
+            self.flush()
             os.close(self._fd)
             self._fd = -1
 
@@ -161,4 +171,5 @@ def line_of(record: RequestRecord) -> Line:
 
 
 def _ms(time_ns: int) -> float:
-    return round(time_ns / _MS, 3)
+    """Return milliseconds to three decimals."""
+    return (time_ns + 500) // 1000 / 1000

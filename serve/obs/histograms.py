@@ -1,15 +1,17 @@
-"""Prometheus histograms that one thread fills, for a few observations of every request.
+"""Prometheus histograms that are filled from arrays, for a few observations of every request.
 
-prometheus_client's own take locks and look labels up in every observation, ten times as long.
+prometheus_client's own take locks and look labels up in every observation, fifty times as long.
 """
 
-from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
+import numpy as np
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
+
+from serve.obs.frame import Column
 
 
 class Histograms(Collector):
@@ -20,20 +22,29 @@ class Histograms(Collector):
         self._name = name
         self._help = help_text
         self._labels = labels
-        self._bounds = bounds
+        self._bounds = np.array(bounds)
         self._bound_names = [*map(floatToGoString, bounds), "+Inf"]
-        self._counts: dict[tuple[str, ...], list[int]] = {}
+        self._counts: dict[tuple[str, ...], Column] = {}
         self._sums: dict[tuple[str, ...], float] = {}
         if not labels:
-            self._add(())
+            self._counts[()], self._sums[()] = np.zeros(len(bounds) + 1, np.int64), 0.0
 
-    def observe(self, value: float, *of: str) -> None:
-        """Count `value` in the histogram of the labels' values `of`; always the same thread."""
-        counts = self._counts.get(of)
-        if counts is None:
-            counts = self._add(of)
-        counts[bisect_left(self._bounds, value)] += 1
-        self._sums[of] += value
+    def observe(self, values: Column, kinds: Column, of: Sequence[tuple[str, ...]]) -> None:
+        """Count each of `values` in the histogram of the labels' values `of` its kind.
+
+        Args:
+            values: Observations, of any number.
+            kinds: Kind of each, a position in `of`.
+            of: The labels' values by kind; several kinds may have the same.
+        """
+        width = len(self._bound_names)
+        at = kinds * width + np.searchsorted(self._bounds, values)
+        counts = np.bincount(at, minlength=len(of) * width).reshape(len(of), width)
+        sums = np.bincount(kinds, values, len(of)).tolist()
+        for kind in np.flatnonzero(counts.any(axis=1)).tolist():
+            labels = of[kind]
+            self._counts[labels] = self._counts.get(labels, 0) + counts[kind]
+            self._sums[labels] = self._sums.get(labels, 0.0) + sums[kind]
 
     def describe(self) -> list[Metric]:
         """Return the metric without samples."""
@@ -44,7 +55,7 @@ class Histograms(Collector):
         family = Metric(self._name, self._help, "histogram")
         for of, counts in list(self._counts.items()):
             labels = dict(zip(self._labels, of, strict=True))
-            upper = list(accumulate(counts))
+            upper = list(accumulate(counts.tolist()))
             for bound, count in zip(self._bound_names, upper, strict=True):
                 family.add_sample(f"{self._name}_bucket", {**labels, "le": bound}, count)
             family.add_sample(f"{self._name}_count", labels, upper[-1])
@@ -52,8 +63,3 @@ class Histograms(Collector):
             if self._bounds[0] >= 0:
                 family.add_sample(f"{self._name}_sum", labels, self._sums[of])
         yield family
-
-    def _add(self, of: tuple[str, ...]) -> list[int]:
-        self._sums[of] = 0.0
-        counts = self._counts[of] = [0] * (len(self._bounds) + 1)
-        return counts

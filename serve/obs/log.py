@@ -8,6 +8,7 @@ import logging
 import sys
 import threading
 import time
+from functools import lru_cache
 from typing import Any, Literal, TextIO
 
 import msgspec
@@ -82,7 +83,13 @@ def extras(record: logging.LogRecord) -> dict[str, object]:
 def rfc3339(unix_s: float) -> str:
     """Return a time as `2026-01-31T12:00:01.234Z`."""
     seconds, millis = divmod(int(unix_s * 1000), 1000)
-    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{millis:03d}Z"
+    return f"{_to_the_second(seconds)}.{millis:03d}Z"
+
+
+@lru_cache(maxsize=16)
+def _to_the_second(unix_s: int) -> str:
+    """Return a time without its end; many lines have the same."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(unix_s))
 
 
 class JsonFormatter(logging.Formatter):

@@ -8,6 +8,7 @@ from itertools import chain
 from queue import Empty, SimpleQueue
 
 from serve.obs.live.tally import ServerState
+from serve.obs.live.training import ShownJob
 from serve.obs.record import RequestRecord
 from serve.obs.row_sampling import RowSampler
 from serve.obs.store import RecordStore
@@ -38,6 +39,8 @@ class RecordSink:
         observers: Sequence[Observer] = (),
         wall_ns: Callable[[], int] = time.time_ns,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
+        *,
+        flushes: Sequence[Callable[[], None]] = (),
     ) -> None:
         """Start the thread, which calls each observer once per record, in order.
 
@@ -46,16 +49,19 @@ class RecordSink:
             observers: Get every record.
             wall_ns: Returns nanoseconds since the epoch.
             monotonic_ns: Returns the nanoseconds of a clock that nobody sets.
+            flushes: Called when the observers have had a batch of records.
         """
         self._store = store
         self._clock = WallClock(wall_ns, monotonic_ns)
         #: Tells how old rows are. What a wrong clock would delete does not come back.
         self._age_clock = WallClock(wall_ns, monotonic_ns, doubts_ns=DOUBTS_NS)
         self._observers = tuple(observers)
+        self._flushes = tuple(flushes)
         self._queue: SimpleQueue[RequestRecord | None] = SimpleQueue()
         self._closing = threading.Event()
         self._lost: Callable[[], Iterable[RequestRecord]] = tuple
         self._state: Callable[[], ServerState | None] = lambda: None
+        self._jobs: Callable[[], tuple[ShownJob, ...]] = tuple
         #: For the thread to do to the store.
         self._changes: SimpleQueue[Callable[[RecordStore], None]] = SimpleQueue()
         self._overflowed = 0
@@ -76,8 +82,15 @@ class RecordSink:
         self._lost = records
 
     def watch_state(self, state: Callable[[], ServerState | None]) -> None:
-        """Ask `state` once a second, on the thread, for what the live page shows of the server."""
+        """Ask `state` with each commit, on the thread, for what the live page shows of the server.
+
+        It should cost little: commits come every `COMMIT_INTERVAL_S` while there are requests.
+        """
         self._state = state
+
+    def watch_jobs(self, jobs: Callable[[], tuple[ShownJob, ...]]) -> None:
+        """Ask `jobs` with each commit, on the thread, for the training jobs of the live page."""
+        self._jobs = jobs
 
     def change(self, how: Callable[[RecordStore], None]) -> None:
         """Call `how` on the thread within a few seconds; it may not raise."""
@@ -128,6 +141,11 @@ class RecordSink:
                 self._store.insert(record)
         for record in sampler.rest():
             self._store.insert(record)
+        for flush in self._flushes:
+            try:
+                flush()
+            except Exception:
+                self._tell_failed()
         self._store_lost()
         return closed
 
@@ -139,8 +157,7 @@ class RecordSink:
         for record in self._lost():
             self._store.count(record, now_s)
             self._store.insert(record)
-        if (state := self._ask_state()) is not None:
-            self._store.tell(state, now_s)
+        self._ask_state(now_s)
         self._store.overflowed = self._overflowed
         self._store.commit(now_s)
         self._store.trim(self._age_clock.now_ns())
@@ -159,12 +176,14 @@ class RecordSink:
             except Exception:
                 self._tell_failed()
 
-    def _ask_state(self) -> ServerState | None:
+    def _ask_state(self, now_s: int) -> None:
+        """Have the store take what the live page shows of the server."""
         try:
-            return self._state()
+            if (state := self._state()) is not None:
+                self._store.tell(state, now_s)
+            self._store.tell_jobs(self._jobs())
         except Exception:
             self._tell_failed()
-            return None
 
     def _tell_failed(self) -> None:
         if not self._observer_failed:

@@ -15,6 +15,7 @@ import msgspec
 from serve.errors import ConfigError
 from serve.files import private
 from serve.obs.live.tally import ServerState
+from serve.obs.live.training import ShownJob
 from serve.obs.live.writer import BucketWriter
 from serve.obs.record import RequestRecord, ServerRun
 from serve.obs.retention import KEEP_ALL, PIECE_ROWS, Retention, Trimmer, give_back_pages
@@ -123,6 +124,10 @@ class RecordStore:
     def tell(self, state: ServerState, now_s: int) -> None:
         """Take the server's state at `now_s` for the live page."""
         self._buckets.tell(state, now_s)
+
+    def tell_jobs(self, jobs: tuple[ShownJob, ...]) -> None:
+        """Take the training jobs as they stand for the live page."""
+        self._buckets.tell_jobs(jobs)
 
     def commit(self, now_s: int | None = None) -> None:
         """Make the inserted rows and what was counted until `now_s` durable. Never raises."""

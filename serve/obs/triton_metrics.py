@@ -1,12 +1,10 @@
 """Inference metrics under the names of NVIDIA Triton, ``nv_inference_…``."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from threading import Lock
 
 from prometheus_client.core import UnknownMetricFamily
 from prometheus_client.registry import Collector
-
-from serve.obs.record import RequestRecord
 
 #: Triton's word for the reason of a failure; OTHER for reasons not named here.
 _REASONS = {
@@ -48,18 +46,26 @@ class TritonMetrics(Collector):
         self._sums: dict[tuple[str, str], list[int]] = {}
         self._failures: dict[tuple[str, str, str], int] = {}
 
-    def observe(self, record: RequestRecord) -> None:
-        """Count one finished request. Thread-safe."""
-        key = record.model, record.version
+    def answered(self, model: str, version: str, count: int, times_ns: Sequence[int]) -> None:
+        """Count answered requests. Thread-safe.
+
+        Args:
+            model: Name of the model.
+            version: Its version.
+            count: Number of the requests.
+            times_ns: Sums of their latency, and of their times in the queue, in preparation that no
+                other work hid, running, and answering.
+        """
         with self._lock:
-            if record.status != "OK":
-                reason = _REASONS.get(record.reason, "OTHER")
-                self._failures[*key, reason] = self._failures.get((*key, reason), 0) + 1
-                return
-            sums = self._sums.setdefault(key, [0] * len(_SUMS))
-            stages = record.queue_ns, record.prepare_exposed_ns, record.run_ns, record.answer_ns
-            for i, value in enumerate((1, 1, 1, record.latency_ns, *stages)):
+            sums = self._sums.setdefault((model, version), [0] * len(_SUMS))
+            for i, value in enumerate((count, count, count, *times_ns)):
                 sums[i] += value
+
+    def failed(self, model: str, version: str, reason: str) -> None:
+        """Count a request that ended without a result for a reason of the report. Thread-safe."""
+        key = model, version, _REASONS.get(reason, "OTHER")
+        with self._lock:
+            self._failures[key] = self._failures.get(key, 0) + 1
 
     def collect(self) -> Iterator[UnknownMetricFamily]:
         """Yield all metrics."""

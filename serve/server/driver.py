@@ -29,6 +29,7 @@ from serve.core.jobs.events import JobsTick
 from serve.core.params import SchedulerParams
 from serve.core.types import Completed, Nanos, Outcome, Sized, TaskId
 from serve.obs.journal import JournalWriter
+from serve.obs.live.tally import ServerState
 from serve.obs.record import RequestRecord
 from serve.server import clock
 from serve.server.accepted import AcceptedRequests
@@ -158,6 +159,15 @@ class Driver:
     def alive(self) -> bool:
         """False when the listening thread has died."""
         return not self._thread.ident or self._thread.is_alive()
+
+    def state(self) -> ServerState:
+        """Return what the live page shows of the present state. Any thread, without the lock."""
+        with self._lock:
+            return ServerState(
+                queue=sum(ticket.run is None for ticket in self.requests.tickets()),
+                reserved_bytes=self.scheduler.reserved_bytes,
+                lanes_up=self.lanes.ready_count,
+            )
 
     # --- requests -----------------------------------------------------------------------
 

@@ -12,6 +12,8 @@ def take_snapshot(parts: EngineParts, rows_dropped: int) -> EngineSnapshot:
     entries = catalogue.entries
     served = [(entry.spec.name, str(entry.spec.version)) for entry in entries]
     broken = [(name, str(version)) for name, version in catalogue.failing]
+    # Read from the system, before the lock that requests need.
+    lane_bytes = {int(lane): size for lane, size in pool.memory_bytes().items()}
     with parts.lock:
         for ticket in driver.requests.tickets():
             spec = ticket.entry.spec
@@ -31,7 +33,7 @@ def take_snapshot(parts: EngineParts, rows_dropped: int) -> EngineSnapshot:
             unconfined=bool(pool.unconfined),
             lanes_recycled=driver.lanes.recycled,
             settings_restored=dict(driver.lanes.restored),
-            lane_bytes={int(lane): size for lane, size in pool.memory_bytes().items()},
+            lane_bytes=lane_bytes,
             memory_bytes=tuple(
                 (one.budget_bytes, one.reserved_bytes) for one in driver.scheduler.devices
             ),

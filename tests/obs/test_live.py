@@ -1,10 +1,12 @@
 """Buckets of the live page against plain arithmetic over the same requests."""
 
+import math
 import random
 import sqlite3
 import time
 from collections import Counter
 from contextlib import closing
+from functools import partial
 
 import msgspec
 import pytest
@@ -12,10 +14,12 @@ import pytest
 from serve.errors import UnknownName
 from serve.obs.live.story import MOST_BESIDE, requests_between, story_of
 from serve.obs.live.tally import MOST_NAMES, OTHERS, ServerState
+from serve.obs.live.training import MOST_SHOWN, ShownJob, make_table, read_jobs, write_jobs
 from serve.obs.live.view import WINDOWS, Focus, View, cover
 from serve.obs.live.writer import KEPT_S, OPEN_S, WIDTHS, BucketWriter
 from serve.obs.selection import Selection
 from serve.obs.store import RecordStore
+from serve.server.training.job_facts import JobStatus, shown_jobs
 from tests.obs.builders import MS, RUN, START_UNIX_NS, late, record, traffic, unanswered
 
 START_S = START_UNIX_NS // 10**9 // 300 * 300
@@ -357,3 +361,47 @@ def test_a_view_of_ten_times_the_requests_costs_about_the_same(tmp_path):
             assert seen["total"].requests == pytest.approx(count, rel=0.01)
     assert sizes[1] < 1.5 * sizes[0]
     assert costs[1] < 4 * costs[0]
+
+
+def test_training_jobs_stand_as_they_were_told_last(tmp_path):
+    path = tmp_path / "r.db"
+    job = ShownJob(
+        job_id=3, model="gcn", graph="cora", state="running", epochs=200, epochs_done=12,
+        loss=0.5, epoch_ns=13 * MS, version=0, message="",
+    )  # fmt: skip
+    with closing(sqlite3.connect(path)) as db:
+
+        def shown():
+            return View(Focus()).update(db, START_S)["jobs"]
+
+        first = RecordStore(path, RUN)
+        first.tell_jobs((job,))
+        first.commit(START_S)
+        assert shown() == [job]
+        done = msgspec.structs.replace(job, state="done", epochs_done=200, version=2)
+        newer = msgspec.structs.replace(job, job_id=4)
+        first.tell_jobs((newer, done))
+        first.commit(START_S)
+        first.close()
+        assert shown() == [newer, done]
+        # A server that trains nothing shows nothing of the last one.
+        second = RecordStore(path, RUN)
+        assert shown() == [newer, done]
+        second.tell_jobs(())
+        second.commit(START_S)
+        assert shown() == []
+        second.close()
+
+
+def test_jobs_that_go_on_are_shown_before_those_that_ended():
+    status = partial(
+        JobStatus, model="gcn", graph="cora", epochs=9, epochs_done=1, loss=math.nan,
+        epoch_ns=1, accuracy=0.0, version=0, message="", reserve_bytes=1,
+    )  # fmt: skip
+    jobs = [status(number, state="queued" if number in (2, 5) else "done") for number in range(60)]
+    shown = shown_jobs(jobs)
+    assert [job.job_id for job in shown] == [5, 2, *range(59, 59 - MOST_SHOWN + 2, -1)]
+    with closing(sqlite3.connect(":memory:")) as db:
+        make_table(db)
+        write_jobs(db, shown)
+        assert {job.loss for job in read_jobs(db)} == {None}

@@ -141,6 +141,36 @@ def test_durations_and_stages_are_in_seconds():
     assert seen["gnnserve_rejections_total", "gcn", "queue_full"] == 5
 
 
+def test_many_requests_are_counted_as_one_after_the_other():
+    rows = [
+        one
+        for number in range(400)
+        for one in (
+            record(f"a{number}", tenant=f"t{number % 3}", lane=number % 5, prepare_exposed_ns=9),
+            late(f"b{number}", model="gat", version=str(number % 2), nonfinite_values=number % 2),
+            record(f"c{number}", pmc_measured_bytes=number * 2**20, qos_target_ns=number % 2),
+            unanswered(f"d{number}", "CANCELLED", "cancelled", left_out=number % 4),
+        )
+    ]
+    together, apart = Metrics(RUN, lambda: SNAPSHOT), Metrics(RUN, lambda: SNAPSHOT)
+    for row in rows:
+        together.observe(row)
+        apart.observe(row)
+        apart.count()
+    found, expected = (
+        {
+            (sample.name, *sample.labels.items()): sample.value
+            for family in text_string_to_metric_families(metrics.text().decode())
+            for sample in family.samples
+            if not sample.name.startswith(("process_", "nv_cpu_"))
+        }
+        for metrics in (together, apart)
+    )
+    assert found == pytest.approx(expected)
+    assert found["gnnserve_request_duration_seconds_count", ("model", "gcn"), ("outcome", "in_time"),
+                 ("version", "1")] == 800  # fmt: skip
+
+
 def test_tenants_are_bounded():
     seen = scrape(*(record(str(i), tenant=f"t{i}") for i in range(100)))
     counts = {key[2]: n for key, n in seen.items() if key[0] == "gnnserve_tenant_requests_total"}

@@ -222,6 +222,23 @@ def test_the_sink_stores_and_observes_everything_put_before_close(tmp_path):
     assert sink.dropped == 0
 
 
+def test_the_sink_flushes_when_observers_have_a_batch(tmp_path):
+    seen, flushed = [], []
+
+    def flush():
+        flushed.append(len(seen))
+        raise ValueError("a bug")
+
+    store = RecordStore(tmp_path / "r.db", RUN)
+    sink = RecordSink(store, [seen.append], flushes=[flush])
+    for number in range(50):
+        sink.put(record(str(number)))
+    sink.close()
+    assert flushed[-1] == 50
+    assert len(flushed) <= 3
+    assert len(read_database(tmp_path / "r.db")[0]) == 50
+
+
 def test_an_observer_that_fails_costs_no_row(tmp_path, caplog):
     def broken(_):
         raise ValueError("a bug")

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from serve.obs.live.tally import ServerState
+from serve.obs.live.training import ShownJob
 from serve.obs.record import RequestRecord
 from serve.obs.sink import RecordSink
 from serve.obs.store import RecordStore
@@ -63,8 +64,20 @@ def fill(database: Path, rows: Sequence[RequestRecord], seed: int = 1) -> None:
     store.close()
 
 
+def training(job_id: int, state: str, epochs_done: int, **facts: object) -> ShownJob:
+    """Return a job of 200 epochs of 13 ms."""
+    known = {"model": "gcn", "graph": "cora", "epochs": 200, "loss": 0.52, "epoch_ns": 13_000_000}
+    unknown = {"version": 0, "message": ""}
+    return msgspec.convert(
+        {"job_id": job_id, "state": state, "epochs_done": epochs_done, **known, **unknown, **facts},
+        ShownJob,
+    )
+
+
 @contextmanager
-def live_server(folder: Path, rows: Sequence[RequestRecord]) -> Iterator[LiveServer]:
+def live_server(
+    folder: Path, rows: Sequence[RequestRecord], jobs: tuple[ShownJob, ...] = ()
+) -> Iterator[LiveServer]:
     """Serve the page before a database with these rows, and a sink that adds more."""
     database = folder / "live.db"
     if rows:
@@ -74,6 +87,7 @@ def live_server(folder: Path, rows: Sequence[RequestRecord]) -> Iterator[LiveSer
         sink = RecordSink(RecordStore(database, run))
         stack.callback(sink.close)
         sink.watch_state(lambda: ServerState(0, 0, RUN.lanes))
+        sink.watch_jobs(lambda: jobs)
         stack.callback(setattr, Gateway, "database", Gateway.database)
         Gateway.database = database
         yield LiveServer(Gateway(stack), sink, rows)

@@ -22,7 +22,7 @@ from tests.browser import (
     violations,
 )
 from tests.obs.builders import late, record
-from tests.rest.live_pages import live_server, recent
+from tests.rest.live_pages import live_server, recent, training
 from tests.rest.screenshots import IMAGES, PICTURES, draw
 
 pytestmark = [
@@ -37,7 +37,12 @@ NAME = "<b>name</b> " + "long" * 40 + " \u202ertl"
 def live(tmp_path_factory):
     rows = recent(1500, 200, tenant="web")
     rows += recent(40, 100, 2, model=NAME, tenant=NAME)
-    with live_server(tmp_path_factory.mktemp("live"), rows) as server:
+    jobs = (
+        training(3, "running", 120),
+        training(2, "failed", 10, message="the loss is no number", loss=0.0),
+        training(1, "done", 200, version=2),
+    )
+    with live_server(tmp_path_factory.mktemp("live"), rows, jobs) as server:
         yield server
 
 
@@ -207,6 +212,19 @@ def test_new_requests_move_the_page_and_a_lost_server_is_told(browser, tmp_path)
         wait_for(lambda: browser.execute_script(state) == "lost", "that the connection is lost")
         assert "trying again" in text(browser, "#link")
         wait_for(lambda: browser.execute_script(state) == "live", "that it is back")
+
+
+def test_training_jobs_are_shown(browser, live):
+    opened(browser, live)
+    wait_for(lambda: text(browser, "#by-jobs td"), "the jobs")
+    rows = [line.split("|") for line in (text(browser, f"#by-jobs tr:nth-child({n}) td")
+            for n in (1, 2, 3))]  # fmt: skip
+    assert rows[0] == ["3", "gcn on cora", "running", "", "120 of 200", "0.520", "13.0 ms"]
+    assert rows[1][2] == "failed: the loss is no number"
+    assert rows[2][2] == "done, version 2"
+    assert "of 4 cores in this time. 1 job trains now." in text(browser, "#by-jobs p")
+    bar = "return document.querySelector('#by-jobs progress').position"
+    assert browser.execute_script(bar) == pytest.approx(0.6)
 
 
 @pytest.mark.parametrize("look", ["light", "dark"])

@@ -26,7 +26,7 @@ COLUMNS = ("requests", "answered", "late", "run_ns", "longest_ns", "labels", "la
 
 
 class ServerState(msgspec.Struct, frozen=True):
-    """ServerState of a server at one moment, or the extremes of several."""
+    """State of a server at one moment, or the extremes of several."""
 
     #: Requests accepted and not yet launched; the most.
     queue: int

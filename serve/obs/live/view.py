@@ -19,6 +19,7 @@ from serve.obs.live.tally import (
     TENANT,
     label_counts,
 )
+from serve.obs.live.training import read_jobs
 from serve.obs.live.writer import WIDTHS
 from serve.obs.read import read_runs
 from serve.obs.record import ServerRun
@@ -137,6 +138,7 @@ class View:
             "server": run,
             "state": state,
             "points": points,
+            "jobs": read_jobs(db),
             **self._tables,
         }
         seen["alarms"] = alarms_of(seen["total"], seen["causes"], run, state, points)

@@ -9,6 +9,7 @@ buckets are whole.
 import sqlite3
 
 from serve.obs.live.tally import COLUMNS, Second, ServerState, joined
+from serve.obs.live.training import ShownJob, make_table, write_jobs
 from serve.obs.record import RequestRecord
 
 #: Widths of buckets in seconds, each a multiple of the one before, and how long each is kept.
@@ -45,6 +46,7 @@ def make_tables(db: sqlite3.Connection) -> None:
         "CREATE TABLE IF NOT EXISTS bucket_until "
         "(width_s INTEGER PRIMARY KEY, until_s INTEGER NOT NULL)"
     )
+    make_table(db)
 
 
 class BucketWriter:
@@ -59,6 +61,9 @@ class BucketWriter:
         self._seconds: dict[int, Second] = {}
         self._state: ServerState | None = None
         self._state_s = 0
+        #: Training jobs; those of an earlier run stand in the database until some are told.
+        self._jobs: tuple[ShownJob, ...] | None = None
+        self._jobs_changed = False
         self._begin(now_s)
 
     def _begin(self, now_s: int) -> None:
@@ -77,7 +82,7 @@ class BucketWriter:
     @property
     def changed(self) -> bool:
         """True when there is something to write."""
-        return any(second.changed for second in self._seconds.values())
+        return self._jobs_changed or any(second.changed for second in self._seconds.values())
 
     def add(self, record: RequestRecord, now_s: int) -> None:
         """Count a request that ended a moment ago; `now_s` is the time since the epoch."""
@@ -90,6 +95,11 @@ class BucketWriter:
             self._state, self._state_s = state, now_s
             self._second(now_s, now_s).tell(state)
 
+    def tell_jobs(self, jobs: tuple[ShownJob, ...]) -> None:
+        """Take the training jobs as they stand."""
+        if jobs != self._jobs:
+            self._jobs, self._jobs_changed = jobs, True
+
     def write(self, now_s: int) -> None:
         """Write what changed, join what is over and delete what is old; raises sqlite3.Error.
 
@@ -98,6 +108,8 @@ class BucketWriter:
         if self._is_set_back(now_s):
             self._seconds = {at: one for at, one in self._seconds.items() if at <= now_s}
             self._begin(now_s)
+        if self._jobs_changed:
+            write_jobs(self._db, self._jobs or ())
         written = [start_s for start_s, second in self._seconds.items() if second.changed]
         for start_s in written:
             where = "width_s = 1 AND start_s = ?"
@@ -116,6 +128,7 @@ class BucketWriter:
             until_s = max(whole_s, self._until[width_s])
         for width_s, whole_s in moved.items():
             self._forget(width_s, whole_s)
+        self._jobs_changed = False
         for start_s in written:
             self._seconds[start_s].changed = False
         self._until.update(moved)

@@ -1,9 +1,13 @@
 """What is told of a training job, and what one is asked for."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from serve.errors import InvalidInput
+from serve.obs.live.training import MOST_SHOWN, ShownJob
 
 _MOST_EPOCHS = 10**6
 #: Of Adam.
@@ -62,3 +66,9 @@ class JobStatus:
     def ended(self) -> bool:
         """True when nothing follows."""
         return self.state in ("done", "cancelled", "failed")
+
+
+def shown_jobs(jobs: Sequence[JobStatus]) -> tuple[ShownJob, ...]:
+    """Return what the live page shows: jobs that go on, and the newest of those that ended."""
+    shown = sorted(jobs, key=lambda job: (job.ended, -job.job_id))[:MOST_SHOWN]
+    return tuple(msgspec.convert(job, ShownJob, from_attributes=True) for job in shown)

@@ -167,7 +167,7 @@ let shownTables = "", latest = null;
 /** Shows the tables; only what changed is made again, so that a reader keeps the place. */
 function tables(seen) {
   latest = seen;
-  const key = JSON.stringify([seen.models, seen.tenants, seen.causes, seen.reasons, [...whole], streamed]);
+  const key = JSON.stringify([seen.models, seen.tenants, seen.causes, seen.reasons, seen.jobs, [...whole], streamed]);
   if (key === shownTables) return;
   shownTables = key;
   const held = document.activeElement?.dataset?.key;
@@ -180,19 +180,33 @@ function tables(seen) {
     make("button", { class: "name", type: "button", "data-key": `c ${cause}`, onclick: () => go({ ...chosen(), cause, from: seen.begin_s, until: seen.end_s }) }, cause),
     count(n), percent(n / late)]);
   const reasons = Object.entries(seen.reasons).map(([reason, n]) => [reason, seen.meanings[reason] ?? "", count(n)]);
+  const jobs = seen.jobs.map((job) => [
+    String(job.job_id), `${job.model} on ${job.graph}`, job.message ? `${job.state}: ${job.message}` : job.version ? `${job.state}, version ${job.version}` : job.state,
+    make("progress", { max: job.epochs, value: job.epochs_done, "aria-label": `epochs of job ${job.job_id}` }), `${count(job.epochs_done)} of ${count(job.epochs)}`,
+    job.epochs_done ? figures(job.loss) : "–", job.epoch_ns ? ms(job.epoch_ns / 1e6) : "–"]);
   const cards = [
     card("By model and version", "models", models, [["Model"], ...HEADS]),
     tenants.length && named ? card("By tenant", "tenants", tenants, [["Tenant"], ...HEADS]) : null,
     card("Why answers were late", "causes", causes, [["Cause"], ["Answers", "n"], ["Share", "n"]], "No late answers."),
     card("Requests without a result", "reasons", reasons, [["Reason"], ["Meaning"], ["Requests", "n"]], "Every request got a result."),
+    jobs.length ? card("Training", "jobs", jobs, [["Job"], ["Model and graph"], ["State"], ["Progress"], ["Epochs", "n"], ["Loss", "n"], ["An epoch", "n"]], "", idle(seen)) : null,
   ];
   at("tables").replaceChildren(...cards.filter(Boolean));
   if (held) document.querySelector(`[data-key="${CSS.escape(held)}"]`)?.focus();
 }
 
-function card(title, id, rows, heads, none = "No requests.") {
+/** Returns how much of the cores requests left, and how many jobs use that now. */
+function idle({ points, server, jobs, focus }) {
+  const busy = points.reduce((sum, point) => sum + point.busy, 0) / Math.max(points.length, 1);
+  const running = jobs.filter((job) => job.state === "running").length;
+  const left = server && !focus.model && !focus.tenant ? `Requests left ${figures(Math.max(server.lanes - busy, 0))} of ${server.lanes} ${server.lanes === 1 ? "core" : "cores"} in this time. ` : "";
+  return `${left}${running ? `${running} ${running === 1 ? "job trains" : "jobs train"} now.` : "No job trains now."}`;
+}
+
+function card(title, id, rows, heads, none = "No requests.", note = "") {
   const box = make("section", { class: "card", id: `by-${id}`, "aria-label": title }, make("h2", {}, title));
   if (!rows.length) { box.append(make("p", { class: "muted" }, none)); return box; }
+  if (note) box.append(make("p", { class: "muted" }, note));
   box.append(table(title, heads, whole.has(id) ? rows : rows.slice(0, SHOWN)));
   if (rows.length > SHOWN) {
     const text = whole.has(id) ? "Show fewer" : `Show all ${rows.length}`;
