@@ -186,8 +186,8 @@ def _memory(totals: MemoryTotals, runs: Sequence[ServerRun], *, several: bool) -
     over = totals.reserved_over_measured
     return MemoryReport(
         budget_bytes=chosen.budget_bytes if chosen else 0,
-        peak_bytes=totals.reserved_peak.highest,
-        peak_measured_bytes=totals.measured_peak.highest,
+        peak_bytes=totals.reserved_peak,
+        peak_measured_bytes=totals.measured_peak,
         measured=totals.measured,
         underestimates=totals.underestimates,
         estimate_exceeded=totals.estimate_exceeded,

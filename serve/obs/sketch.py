@@ -53,6 +53,17 @@ class Sketch:
             self._counts = self._binned(np.concatenate(self._exact))
             self._exact = []
 
+    def merge(self, other: "Sketch") -> None:
+        """Add the values of another sketch of the same growth."""
+        self.count += other.count
+        self._sum += other._sum
+        self._exact = self._exact + other._exact
+        counts = [one._counts for one in (self, other) if one._counts is not None]
+        if counts or self.count > EXACT:
+            values = np.concatenate(self._exact or [np.zeros(0)])
+            self._counts = np.sum([self._binned(values), *counts], axis=0)
+            self._exact = []
+
     def quantiles(self, shares: tuple[float, ...]) -> tuple[float, ...]:
         """Return the quantile at each of `shares`; zeros when there are no values."""
         if self._counts is None:

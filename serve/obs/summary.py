@@ -18,6 +18,7 @@ from serve.obs.frame import Column, Frame, codes_of, ratio
 from serve.obs.read import first_and_last, group_mates, read_frame, read_present, request_table
 from serve.obs.selection import Selection
 from serve.obs.sweeps import END_NS, BusiestWindow
+from serve.obs.thinning import with_largest
 from serve.obs.totals import AnswerTotals, MemoryTotals, ModelTotals, OutcomeTotals
 
 #: Number of violations described one by one.
@@ -56,6 +57,8 @@ class Summary:
         self.all = ModelTotals()
         self.by_model: defaultdict[str, ModelTotals] = defaultdict(ModelTotals)
         self.by_machine = {machine: ModelTotals() for machine in servers}
+        #: Of each model on each machine.
+        self._totals: defaultdict[tuple[str, str], ModelTotals] = defaultdict(ModelTotals)
         self.first_unix_ns, self.last_unix_ns = _first_and_last(servers, chosen)
         self.answers = AnswerTotals()
         self.outcomes = OutcomeTotals(self.first_unix_ns, self.last_unix_ns)
@@ -75,6 +78,9 @@ class Summary:
             self._window.add(nothing, nothing, nothing.astype(np.bool_), END_NS)
             if self._window.window() != before:
                 self.window_machine = machine
+        for (machine, model), one in self._totals.items():
+            for whole in (self.by_machine[machine], self.by_model[model], self.all):
+                whole.merge(one)
         self._read_shown(servers, chosen)
 
     def _read_shown(self, servers: Mapping[str, sqlite3.Connection], chosen: Selection) -> None:
@@ -107,23 +113,18 @@ class Summary:
         for code, name in enumerate(names):
             rows = np.flatnonzero(codes == code) if len(names) > 1 else np.arange(len(codes))
             mine = rows[ok[rows]]
-            facts = (int(requests[rows].sum()), over[mine], numbers["latency_ns"][mine] / 1e6,
-                     int(np.count_nonzero(late[mine])))  # fmt: skip
-            self.by_model[name].add(*facts)
-            self.by_machine[machine].add(*facts)
-            self.all.add(*facts)
+            self._totals[machine, name].add(
+                int(requests[rows].sum()),
+                over[mine],
+                numbers["latency_ns"][mine] / 1e6,
+                int(np.count_nonzero(late[mine])),
+            )
         self.answers.add(numbers.where(ok), over[ok], late[ok])
         self.outcomes.add(labels, numbers, requests, ok, late)
-        self._keep_worst(over[late], numbers["row_id"][late])
+        self._late = with_largest(self._late, over[late], numbers["row_id"][late], WORST)
         runs, horizon_ns = numbers.where(launched), int(numbers["arrived_unix_ns"][-1])
         self._window.add(runs.launched_unix_ns, runs.finished_unix_ns, late[launched], horizon_ns)
         self.memory.add(runs, runs["flags"] & _EXCEEDED != 0, horizon_ns)
-
-    def _keep_worst(self, over: Column, row_id: Column) -> None:
-        over = np.concatenate([self._late[0], over])
-        row_id = np.concatenate([self._late[1], row_id])
-        order = np.argsort(-over, kind="stable")[:WORST]
-        self._late = (over[order], row_id[order])
 
 
 def _first_and_last(

@@ -4,6 +4,8 @@ Rows of a batch may start and end after the arrivals of later batches. So each s
 lies before the horizon, the last arrival seen, and keeps the rest.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from serve.obs.frame import Column
@@ -19,28 +21,41 @@ _OVERLAP_NS = 50_000
 
 
 class ConcurrentPeak:
-    """Finds the largest sum of weights over intervals that overlap."""
+    """Finds the largest sum over intervals that overlap, of each of several weights."""
 
-    def __init__(self) -> None:
-        self.highest = 0
-        self._held = 0
-        self._times = np.zeros(0, np.int64)
-        self._changes = np.zeros(0, np.int64)
+    def __init__(self, weights: int) -> None:
+        """Take so many weights of each interval."""
+        self.highest = [0] * weights
+        self._held = [0] * weights
+        nothing = np.zeros(0, np.int64)
+        #: What is not settled: ends with the weights of their intervals, and starts.
+        self._ends = [nothing] * (1 + weights)
+        self._starts = [nothing] * (1 + weights)
 
-    def add(self, start_ns: Column, end_ns: Column, weight: Column, horizon_ns: int) -> None:
+    def add(
+        self, start_ns: Column, end_ns: Column, weights: Sequence[Column], horizon_ns: int
+    ) -> None:
         """Add intervals; those of later calls start at `horizon_ns` or after it."""
         end_ns = np.maximum(end_ns - _OVERLAP_NS, start_ns)
-        times = np.concatenate([self._times, end_ns, start_ns])
-        changes = np.concatenate([self._changes, -weight, weight])
-        # At equal times memory is freed before it is taken.
-        order = np.lexsort((changes, times))
-        times, changes = times[order], changes[order]
-        settled = int(np.searchsorted(times, horizon_ns))
-        if settled:
-            levels = self._held + np.cumsum(changes[:settled])
-            self.highest = max(self.highest, int(levels.max()))
-            self._held = int(levels[-1])
-        self._times, self._changes = times[settled:], changes[settled:]
+        ends = _joined(self._ends, (end_ns, *weights))
+        starts = _joined(self._starts, (start_ns, *weights))
+        # At equal times memory is freed before it is taken. Both parts are nearly in order, which
+        # this sort makes use of.
+        times = np.concatenate([ends[0], starts[0]])
+        order = np.argsort(times, kind="stable")
+        settled = int(np.searchsorted(times, horizon_ns, sorter=order))
+        for number in range(len(self.highest)) if settled else ():
+            changes = np.concatenate([-ends[1 + number], starts[1 + number]])[order[:settled]]
+            levels = self._held[number] + np.cumsum(changes)
+            self.highest[number] = max(self.highest[number], int(levels.max()))
+            self._held[number] = int(levels[-1])
+        left = order[settled:]
+        self._ends = [column[left[left < len(ends[0])]] for column in ends]
+        self._starts = [column[left[left >= len(ends[0])] - len(ends[0])] for column in starts]
+
+
+def _joined(left: Sequence[Column], more: Sequence[Column]) -> list[Column]:
+    return [np.concatenate(pair) for pair in zip(left, more, strict=True)]
 
 
 class BusiestWindow:

@@ -27,10 +27,7 @@ class Thinning:
         while len(self._even) > 2 * MAX_POINTS:
             self._even = self._even[::2]
             self._stride *= 2
-        values = np.concatenate([self._largest[0], values])
-        row_ids = np.concatenate([self._largest[1], row_ids])
-        order = np.argsort(-values, kind="stable")[:_EXTREME]
-        self._largest = (values[order], row_ids[order])
+        self._largest = with_largest(self._largest, values, row_ids, _EXTREME)
 
     def chosen(self) -> Column:
         """Return the ids of at most MAX_POINTS rows; of all, where there are no more."""
@@ -38,3 +35,20 @@ class Thinning:
             return self._even
         at = np.linspace(0, len(self._even) - 1, _EVEN).astype(np.int64)
         return np.union1d(self._even[at], self._largest[1])
+
+
+def with_largest(
+    largest: tuple[Column, Column], values: Column, row_ids: Column, most: int
+) -> tuple[Column, Column]:
+    """Return the `most` largest values, the first of equal ones, with their rows, in order.
+
+    `largest` are those of earlier rows.
+    """
+    if len(largest[0]) == most:
+        # Few of many values are larger, and only these need to be sorted.
+        larger = np.flatnonzero(values > largest[0][-1])
+        values, row_ids = values[larger], row_ids[larger]
+    values = np.concatenate([largest[0], values])
+    row_ids = np.concatenate([largest[1], row_ids])
+    order = np.argsort(-values, kind="stable")[:most]
+    return values[order], row_ids[order]

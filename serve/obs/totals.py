@@ -34,6 +34,13 @@ class ModelTotals:
         self.over.add(over)
         self.latency_ms.add(latency_ms)
 
+    def merge(self, other: "ModelTotals") -> None:
+        """Add what another has."""
+        self.requests += other.requests
+        self.violations += other.violations
+        self.over.merge(other.over)
+        self.latency_ms.merge(other.latency_ms)
+
 
 class StageSums:
     """Sums over answers of each stage's share of the latency."""
@@ -42,11 +49,20 @@ class StageSums:
         self.count = 0
         self._sums = dict.fromkeys(STAGES, 0.0)
 
-    def add(self, answers: Frame) -> None:
-        """Add answers."""
-        self.count += len(answers)
-        for stage, time in answers.stage_ns().items():
-            self._sums[stage] += float(ratio(time, answers["latency_ns"]).sum())
+    def add(self, shares: dict[str, Column], chosen: Column | slice) -> None:
+        """Add the chosen of some answers' shares by stage."""
+        for stage, share in shares.items():
+            taken = share[chosen]
+            self._sums[stage] += float(taken.sum())
+        self.count += len(taken)
+
+    def without(self, others: "StageSums") -> "StageSums":
+        """Return the sums over all answers but `others`, which are among them."""
+        rest = StageSums()
+        rest.count = self.count - others.count
+        if rest.count:
+            rest._sums = {stage: self._sums[stage] - others._sums[stage] for stage in STAGES}
+        return rest
 
     def means(self) -> dict[str, float]:
         """Return the mean share by stage."""
@@ -62,7 +78,7 @@ class AnswerTotals:
         #: Latency ÷ target: counts between OVER_EDGES, those beyond in the outermost; range.
         self.over_counts = np.zeros(len(OVER_EDGES) - 1, np.int64)
         self.over_range = (np.inf, 0.0)
-        self.stages = {name: StageSums() for name in ("late", "in time", "all")}
+        self._late, self._all = StageSums(), StageSums()
         #: Preparation, and the part of it during which the request waited in the queue anyway.
         self.prepare_ns = self.hidden_ns = 0
         #: Sum of that part ÷ latency.
@@ -77,13 +93,19 @@ class AnswerTotals:
         self.over_range = (min(least, float(over.min())), max(most, float(over.max())))
         self.quet_over_target.add(ratio(answers["quet_ns"], answers["qos_target_ns"]))
         self.run_over_estimate.add(ratio(answers["run_ns"], answers["run_estimate_ns"]))
-        self.stages["late"].add(answers.where(late))
-        self.stages["in time"].add(answers.where(~late))
-        self.stages["all"].add(answers)
+        latency = answers["latency_ns"]
+        shares = {stage: ratio(time, latency) for stage, time in answers.stage_ns().items()}
+        self._late.add(shares, late)
+        self._all.add(shares, slice(None))
         hidden = answers["prepare_ns"] - answers["prepare_exposed_ns"]
         self.prepare_ns += int(answers["prepare_ns"].sum())
         self.hidden_ns += int(hidden.sum())
-        self.hidden_share += float(ratio(hidden, answers["latency_ns"]).sum())
+        self.hidden_share += float(ratio(hidden, latency).sum())
+
+    @property
+    def stages(self) -> dict[str, StageSums]:
+        """Sums over the late answers, those in time, and all."""
+        return {"late": self._late, "in time": self._all.without(self._late), "all": self._all}
 
 
 class OutcomeTotals:
@@ -135,7 +157,7 @@ class MemoryTotals:
         #: Runs whose peak was measured; those above their reservation; those above the estimate.
         self.measured = self.underestimates = self.estimate_exceeded = 0
         self.reserved_over_measured = Sketch(FINE_GROWTH)
-        self.reserved_peak, self.measured_peak = ConcurrentPeak(), ConcurrentPeak()
+        self._peaks = ConcurrentPeak(2)
         #: Measured ÷ reserved: counts between EXCESS_EDGES, those beyond in the outermost.
         self.excess_counts = np.zeros(len(EXCESS_EDGES) - 1, np.int64)
         #: Runs that stand for all in a picture.
@@ -149,11 +171,10 @@ class MemoryTotals:
             exceeded: Which took more than was estimated.
             horizon_ns: Earliest start of the runs of later calls.
         """
-        start, end = runs.launched_unix_ns, runs.finished_unix_ns
-        self.reserved_peak.add(start, end, runs["reserve_bytes"], horizon_ns)
         known = runs["measured_bytes"] >= 0
         took, held = runs["measured_bytes"][known], runs["reserve_bytes"][known]
-        self.measured_peak.add(start[known], end[known], took, horizon_ns)
+        both = runs["reserve_bytes"], np.maximum(runs["measured_bytes"], 0)
+        self._peaks.add(runs.launched_unix_ns, runs.finished_unix_ns, both, horizon_ns)
         self.measured += len(took)
         self.underestimates += int(np.count_nonzero(took > held))
         self.estimate_exceeded += int(np.count_nonzero(exceeded[known]))
@@ -166,11 +187,21 @@ class MemoryTotals:
     def finish(self) -> None:
         """Settle the concurrent peaks: no more runs come."""
         nothing = np.zeros(0, np.int64)
-        for peak in (self.reserved_peak, self.measured_peak):
-            peak.add(nothing, nothing, nothing, END_NS)
+        self._peaks.add(nothing, nothing, (nothing, nothing), END_NS)
+
+    @property
+    def reserved_peak(self) -> int:
+        """Largest sum of the reservations of concurrent runs."""
+        return self._peaks.highest[0]
+
+    @property
+    def measured_peak(self) -> int:
+        """Largest sum of what concurrent runs took."""
+        return self._peaks.highest[1]
 
 
 def _histogram(values: Column, edges: Column) -> Column:
     """Return counts between the edges, with values beyond them in the outermost bins."""
     inside = np.clip(values, edges[0], edges[-1] * (1 - 1e-9))
-    return np.histogram(inside, edges)[0]
+    at = np.searchsorted(edges, inside, side="right") - 1
+    return np.bincount(at, minlength=len(edges) - 1)

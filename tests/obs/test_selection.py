@@ -74,6 +74,22 @@ def test_a_sketch_is_exact_for_few_values_and_near_for_many(seed):
     assert many.mean == pytest.approx(values.mean())
 
 
+@pytest.mark.parametrize("counts", [(0, 9, 100), (EXACT, 1, 0), (EXACT // 2, EXACT, 2 * EXACT)])
+def test_sketches_merged_are_the_sketch_of_all(counts):
+    rng = np.random.default_rng(1)
+    parts = [rng.lognormal(0.0, 3.0, count) for count in counts]
+    whole, merged = Sketch(), Sketch()
+    for part in parts:
+        one = Sketch()
+        one.add(part)
+        whole.add(part)
+        merged.merge(one)
+    shares = (0.0, 0.5, 0.9, 0.99, 1.0)
+    assert merged.count == whole.count
+    assert merged.mean == pytest.approx(whole.mean)
+    assert merged.quantiles(shares) == whole.quantiles(shares)
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_a_peak_in_parts_is_the_peak_of_all(seed):
     rng = np.random.default_rng(seed)
@@ -84,12 +100,13 @@ def test_a_peak_in_parts_is_the_peak_of_all(seed):
     expected = max(
         int(weight[(start <= moment) & (held > moment)].sum()) for moment in start.tolist()
     )
-    peak = ConcurrentPeak()
+    peak = ConcurrentPeak(2)
     for part in np.array_split(np.arange(300), 9):
-        peak.add(start[part], end[part], weight[part], int(arrived[part[-1]]))
+        weights = weight[part], 2 * weight[part]
+        peak.add(start[part], end[part], weights, int(arrived[part[-1]]))
     nothing = np.zeros(0, np.int64)
-    peak.add(nothing, nothing, nothing, END_NS)
-    assert peak.highest == expected
+    peak.add(nothing, nothing, (nothing, nothing), END_NS)
+    assert peak.highest == [expected, 2 * expected]
 
 
 def store_many(path, count):

@@ -219,7 +219,7 @@ def test_training_jobs_are_shown(browser, live):
     wait_for(lambda: text(browser, "#by-jobs td"), "the jobs")
     rows = [line.split("|") for line in (text(browser, f"#by-jobs tr:nth-child({n}) td")
             for n in (1, 2, 3))]  # fmt: skip
-    assert rows[0] == ["3", "gcn on cora", "running", "", "120 of 200", "0.520", "13.0 ms"]
+    assert rows[0] == ["3", "gcn on cora", "running", "", "120 of 200", "0.520", "13.0\u00a0ms"]
     assert rows[1][2] == "failed: the loss is no number"
     assert rows[2][2] == "done, version 2"
     assert "of 4 cores in this time. 1 job trains now." in text(browser, "#by-jobs p")
