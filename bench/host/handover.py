@@ -17,6 +17,7 @@ process's threads. What `there` holds beyond it is work: the packet, the wake-up
 import argparse
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -55,17 +56,27 @@ SCRIPT = Script(
 
 def run(load: LoadProcess, server: ServerProcess, trace: Path) -> dict[str, Any]:
     """Return what the kernel and the client say of one trace."""
-    lanes = list(descendants(server.pid))
-    before = sum(map(waited_ns, lanes)), waited_ns(server.pid)
+    before = waits_ns(server)
     sent = load.run(trace, server.target)
-    after = sum(map(waited_ns, lanes)), waited_ns(server.pid)
-    lane_ns, server_ns = (now - then for now, then in zip(after, before, strict=True))
+    # A process that measures between requests may come and go.
+    waited = {pid: now - before[pid] for pid, now in waits_ns(server).items() if pid in before}
+    server_ns = waited.pop(server.pid)
+    lane_ns = sum(waited.values())
     return {
         "uids": [seen.request_uid for seen in sent.seen if not seen.error],
         "lane_waits_us": lane_ns / 1e3 / len(sent.seen),
         "server_waits_us": server_ns / 1e3 / len(sent.seen),
         "late": sum(seen.late or bool(seen.error) for seen in sent.seen) / len(sent.seen),
     }
+
+
+def waits_ns(server: ServerProcess) -> dict[int, int]:
+    """Return how long each process of the server has waited for a core."""
+    found = {}
+    for pid in (server.pid, *descendants(server.pid)):
+        with suppress(FileNotFoundError):  # it has just ended
+            found[pid] = waited_ns(pid)
+    return found
 
 
 def told(rows: list[dict[str, Any]]) -> dict[str, Any]:

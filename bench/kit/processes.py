@@ -1,8 +1,10 @@
 """Processes of a server seen from outside: its database, what runs below it, processor time."""
 
+import os
+import signal
 import sqlite3
-from collections.abc import Callable
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,28 @@ def descendants(pid: int) -> dict[int, str]:
         below |= grown
         grown = {child for child, parent in parents.items() if parent in below} - below
     return {child: _command(child) for child in below - {pid}}
+
+
+@contextmanager
+def stopped(pids: Iterable[int]) -> Iterator[None]:
+    """Have these processes, and all below them, stand still while open.
+
+    A server that waits still wakes up now and then, and lanes in the kernel's idle class wait
+    for any program of their session.
+    """
+    all_pids = [one for pid in pids for one in (pid, *descendants(pid))]
+    for pid in all_pids:
+        _signal(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in all_pids:
+            _signal(pid, signal.SIGCONT)
+
+
+def _signal(pid: int, number: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
 
 
 def _command(pid: int) -> str:

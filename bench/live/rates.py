@@ -9,10 +9,10 @@ highest rate is found by bisection at which at most 1 % have no answer in time b
 clock. The compiled client (``bench.kit.open_loop``) sends from the same machine.
 
 With `--against` another checkout's server is up as well, by its own defaults, and both take turns
-in every round and at every step. Targets are 2 × the solo times (``bench.kit.solo``) in the server
-alone, of the other where there is one; ρ is by those times, too. The workload is one of
-``loadgen``'s, or `small`: the demo's GCN (3 × 64) on random graphs of `--nodes` nodes, ten edges a
-node.
+in every round and at every step; meanwhile the other's processes stand still. Targets are 2 × the
+solo times (``bench.kit.solo``) in the server alone, of the other where there is one; ρ is by those
+times, too. The workload is one of ``loadgen``'s, or `small`: the demo's GCN (3 × 64) on random
+graphs of `--nodes` nodes, ten edges a node.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from typing import Any
 from bench.kit.live_setup import OURS, Traces, live_server
 from bench.kit.measure import in_turns, percentiles, spread
 from bench.kit.open_loop import LoadProcess, load_process
-from bench.kit.processes import processor_ns
+from bench.kit.processes import processor_ns, stopped
 from bench.kit.script import Script, Table
 from bench.kit.servers import ServerProcess
 from bench.kit.solo import messages_of
@@ -110,8 +110,9 @@ def closed(
     """Return a row for each version and number of requests in flight."""
 
     def block(server: ServerProcess, in_flight: int) -> dict[str, Any]:
-        used_ns = processor_ns(server.pid)
-        run = client.keep_in_flight(messages, in_flight, options.seconds, server.target)
+        with stopped(others(server, servers)):
+            used_ns = processor_ns(server.pid)
+            run = client.keep_in_flight(messages, in_flight, options.seconds, server.target)
         count = max(1, len(run.latencies_ns))
         return {
             "rate_hz": len(run.latencies_ns) / run.elapsed_s,
@@ -138,13 +139,21 @@ def closed(
     return rows
 
 
+def others(server: ServerProcess, servers: Mapping[str, ServerProcess]) -> list[int]:
+    """Return the processes of the other servers."""
+    return [one.pid for one in servers.values() if one is not server]
+
+
 def at_load(
-    client: Undisturbed, server: ServerProcess, traces: Traces, rho: float
-) -> dict[str, Any]:
+    client: Undisturbed, version: str, servers: Mapping[str, ServerProcess], traces: Traces,
+    rho: float,
+) -> dict[str, Any]:  # fmt: skip
     """Return what became of one trace by the server's clock and by the client's."""
+    server = servers[version]
     count = min(traces.count, max(FEWEST, round(traces.rate_hz(rho, 0) * TRACE_S)))
     trace, path = traces.make(rho, 0, count)
-    run, used = client.run(path, server.target, server.pid)
+    with stopped(others(server, servers)):
+        run, used = client.run(path, server.target, server.pid)
     over = [seen.over_target or 0.0 for seen in run.seen if not seen.error]
     late = sum(bool(seen.error) or seen.late_by_server for seen in run.seen)
     return {
@@ -173,9 +182,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         found = closed(process, servers, messages_of(traces.tasks(0), traces.pool.spec), options)
         client = Undisturbed(process, options.tries)
         rows = [
-            {"version": version, **at_load(client, server, traces, rho)}
+            {"version": version, **at_load(client, version, servers, traces, rho)}
             for rho in options.rhos
-            for version, server in servers.items()
+            for version in servers
         ]
         searches = {}
         for version in servers:
@@ -185,7 +194,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         steps: dict[str, list[dict[str, Any]]] = {version: [] for version in servers}
         for _ in range(options.halvings):
             for version, search in searches.items():
-                step = at_load(client, servers[version], traces, search.next)
+                step = at_load(client, version, servers, traces, search.next)
                 steps[version].append(step)
                 search.learn(step["late_server"] <= LIMIT)
     limits = [
