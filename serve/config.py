@@ -280,6 +280,8 @@ class TrainingConfig(Section, frozen=True):
     #: `governed`: a job runs beside requests as far as these stay in time; `strict`: only while
     #: there is no request.
     slack: Literal["governed", "strict"] = "governed"
+    #: `csr`: known layers run over kernels with gradients; `eager`: PyG's own code runs.
+    executor: Literal["csr", "eager"] = "csr"
     #: Time between checkpoints, at most what a job loses when its process ends.
     checkpoint_s: Annotated[float, Meta(gt=0)] = 10.0
     #: Folder for jobs and their checkpoints.

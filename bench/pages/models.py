@@ -229,6 +229,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "executor means": executor_means,
     "executors": executors,
     "merging": merging,
+    "training steps": lambda: flat(read_result("training_step")["rows"], {
+        "model": "{model} {shape}", "nodes": "{nodes:,}", "PyG, ms": "{pyg_ms:.1f}",
+        "`csr`, ms": "{csr_ms:.1f}", "PyG ÷ `csr`": _range("ratio", 2),
+    }),
     "memory estimates by graphs": pmc_by_graphs,
     "memory estimates by model": pmc_by_model,
     "time estimates": time_accuracy,

@@ -166,6 +166,18 @@ TABLES: dict[str, Callable[[], str]] = {
     "gnnsched errors": errors,
     "gnnsched costs": costs,
     "turbomgnn matching": matching,
+    "fused passes": lambda: flat(
+        read_result("fused_pass")["rows"],
+        {
+            "graph": "{graph}",
+            "F": "{width}",
+            "tasks": "{parts}",
+            "apart, ms": "{apart_ms:.2f}",
+            "as one, ms": "{as_one_ms:.2f}",
+            "times as fast, median (quartiles)": "{gain[1]:.2f} ({gain[0]:.2f}, {gain[2]:.2f})",
+            "the paper, on a V100": lambda row: row["paper"] or "–",
+        },
+    ),
     "training memory": training,
     "training memory published": published,
     "dgtp testbeds": testbeds,

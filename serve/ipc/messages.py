@@ -268,6 +268,8 @@ class MeasureStep(Message, frozen=True, tag=True, array_like=True):
 
     spec: ModelSpec
     folder: str
+    #: As in the configuration's `training.executor`.
+    executor: str = "csr"
 
 
 class StepMeasured(Message, frozen=True, tag=True, array_like=True):
@@ -291,6 +293,7 @@ class TrainJob(Message, frozen=True, tag=True, array_like=True):
     #: What a step may take.
     step_bytes: int
     checkpoint_s: float
+    executor: str = "csr"
 
 
 class JobSteps(Message, frozen=True, tag=True, array_like=True):

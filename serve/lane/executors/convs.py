@@ -25,9 +25,6 @@ from serve.lane.executors.attention import FusedGAT, FusedGATv2, FusedTransforme
 from serve.lane.executors.fused import Fused, has_hooks, is_vector, linear_of, require
 from serve.lane.executors.graphs import Graphs
 
-#: Reductions that a linear map may be moved across.
-_LINEAR = ("sum", "mean")
-
 
 class FusedGCN(Fused):
     """GCNConv; normalisation once per run, narrower side aggregated."""
@@ -75,7 +72,7 @@ class _TwoMaps(Fused):
         self.mapped = linear_of(mapped)
         self.root = None if root is None else linear_of(root)
         narrows = self.mapped.weight.shape[0] <= self.mapped.weight.shape[1]
-        self.map_first = self.reduce in _LINEAR and narrows
+        self.map_first = self.reduce in kernels.DIFFERENTIABLE and narrows
 
     def combine(
         self, x: Tensor, neighbours: Tensor, graph: kernels.Csr, by_slot: Tensor | None

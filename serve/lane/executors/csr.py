@@ -7,20 +7,27 @@ part.
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
+from torch import nn
 from torch_geometric.nn import (
     EdgeConv,
+    GATConv,
+    GATv2Conv,
+    GINConv,
     GINEConv,
     MessagePassing,
     PNAConv,
     ResGatedGraphConv,
+    TransformerConv,
 )
 
 from serve.lane.executors import kernels
 from serve.lane.executors.convs import FUSED
 from serve.lane.executors.edges import FusedEdgeConv, FusedGINE, FusedResGated
-from serve.lane.executors.fused import Fused
+from serve.lane.executors.fused import Fused, is_learned, reduction_of, require
 from serve.lane.executors.graphs import Graphs
 from serve.lane.executors.pna import FusedPNA
 from serve.lane.executors.propagate import Propagated
@@ -37,30 +44,61 @@ _BUILDERS = {
 }
 
 
+#: Layers whose fused forward uses kernels without a gradient.
+_UNTRAINED = {GATConv, GATv2Conv, TransformerConv}
+
+Build = Callable[[Any, Graphs], Fused | Propagated]
+
+
 class CannotRun(Exception):
     """An executor cannot run a model; the text says why."""
 
 
 def with_csr(loaded: LoadedModel) -> LoadedModel:
     """Replace the forward of every layer that is known; raises CannotRun when none is."""
+    graphs = _fuse(loaded.module, loaded.spec.key, _serving)
+    return replace(loaded, executor="csr", after_run=graphs.clear)
+
+
+def train_with_csr(module: nn.Module, key: str) -> Callable[[], None]:
+    """Replace the forward of every layer whose kernels have gradients, for training.
+
+    Sums and means only; attention and extremes keep PyG's code. Returns what to call after each
+    forward pass; raises CannotRun when no layer is known. `key` names the model.
+    """
+    return _fuse(module, key, _training).clear
+
+
+def _fuse(module: nn.Module, key: str, build_for: Callable[[MessagePassing], Build]) -> Graphs:
     if kernels.UNAVAILABLE:
         raise CannotRun(kernels.UNAVAILABLE)
     graphs = Graphs()
     fused: list[tuple[MessagePassing, Fused | Propagated]] = []
     left: list[str] = []
-    for name, layer in loaded.module.named_modules():
+    for name, layer in module.named_modules():
         if not isinstance(layer, MessagePassing):
             continue
-        what = f"'{name}' ({type(layer).__name__})"
-        build = _BUILDERS.get(type(layer), Propagated)
         try:
-            fused.append((layer, build(layer, graphs)))
+            fused.append((layer, build_for(layer)(layer, graphs)))
         except ValueError as error:
-            left.append(f"{what}: {error}")
+            left.append(f"'{name}' ({type(layer).__name__}): {error}")
     if not fused:
         raise CannotRun("; ".join(left) or "it has no graph convolution")
     for layer, forward in fused:
         layer.forward = forward
     if left:
-        _log.info("model %s: layers left as they are: %s", loaded.spec.key, "; ".join(left))
-    return replace(loaded, executor="csr", after_run=graphs.clear)
+        _log.info("model %s: layers left as they are: %s", key, "; ".join(left))
+    return graphs
+
+
+def _serving(layer: MessagePassing) -> Build:
+    require(not layer.training, "it is in training mode")
+    return _BUILDERS.get(type(layer), Propagated)
+
+
+def _training(layer: MessagePassing) -> Build:
+    require(reduction_of(layer) in kernels.DIFFERENTIABLE, f"aggr is {layer.aggr}")
+    require(type(layer) not in _UNTRAINED, "its attention has no gradient here")
+    if type(layer) is GINConv and is_learned(layer.eps):
+        return Propagated
+    return FUSED.get(type(layer), Propagated)

@@ -46,6 +46,7 @@ class Fused:
             and is_edges(edge_index)
             and len(more) <= len(self.takes)
             and (not named or set(named) <= set(self.takes))
+            and not any(map(is_learned, (*more, *named.values())))
         ):
             out = self.fused(x, edge_index, *more, **named)
             if out is not None:
@@ -72,7 +73,6 @@ def require(holds: bool, otherwise: str) -> None:
 def require_ordinary(conv: Any) -> None:
     """Raise ValueError unless the layer has the properties that all kernels need."""
     require(conv.flow == "source_to_target", f"flow is {conv.flow}")
-    require(not conv.training, "it is in training mode")
 
 
 def reduction_of(conv: Any) -> Reduction:
@@ -97,6 +97,11 @@ def is_tensor(value: object) -> TypeGuard[Tensor]:
     """Return True for a tensor that is not of a subclass, which could mean anything."""
     # Under export, subclasses stand for the tensors.
     return type(value) is Tensor or (isinstance(value, Tensor) and torch.compiler.is_exporting())
+
+
+def is_learned(value: object) -> bool:
+    """Return True for a tensor whose gradient is wanted: an argument of edges has none here."""
+    return isinstance(value, Tensor) and value.requires_grad
 
 
 def is_plain(x: object) -> bool:

@@ -1,13 +1,13 @@
 """The kernels along edges, as torch operators: ``torch.ops.gnnserve``.
 
 The compiled module defines them (csrc/torch/operators.cpp); this module adds the shape functions
-that export and tracing need. Features are float32 [N, F], contiguous; nothing records gradients. On
-the processor they run on one thread; a process that uses a GPU adds it
-(``serve.lane.cuda.graph_kernels``).
+that export and tracing need. Features are float32 [N, F], contiguous. Sums and means of `aggregate`
+have gradients, nothing else has. On the processor they run on one thread; a process that uses a GPU
+adds it (``serve.lane.cuda.graph_kernels``).
 """
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -17,6 +17,8 @@ from serve import native
 Reduction = Literal["sum", "mean", "max", "min"]
 Score = Literal["additive", "dynamic", "dot"]
 Gate = Literal["none", "relu", "sigmoid"]
+#: Reductions with gradients.
+DIFFERENTIABLE: tuple[Reduction, ...] = ("sum", "mean")
 _REDUCE: dict[str, int] = {"sum": 0, "mean": 1, "max": 2, "min": 3}
 _GATE: dict[str, int] = {"none": 0, "relu": 1, "sigmoid": 2}
 _SCORE: dict[str, int] = {"additive": 0, "dynamic": 1, "dot": 2}
@@ -25,7 +27,7 @@ _SCORE: dict[str, int] = {"additive": 0, "dynamic": 1, "dot": 2}
 class Csr:
     """A graph's edges by destination; see csrc/include/gnnserve/csr.hpp."""
 
-    __slots__ = ("added_loops", "edges", "rows", "tensor")
+    __slots__ = ("_reversed", "added_loops", "edges", "rows", "tensor")
 
     def __init__(self, edge_index: Tensor, rows: int, *, replace_loops: bool, edges: bool) -> None:
         """Sort `edge_index`, int64 or int32 [2, E] with contiguous rows.
@@ -39,11 +41,29 @@ class Csr:
         #: replaced.
         self.tensor: Tensor = _csr(edge_index, rows, replace_loops, edges)
         self.rows, self.added_loops, self.edges = rows, replace_loops, edges
+        self._reversed: Csr | None = None
 
     @property
     def slots(self) -> int:
         """Number of slots; reading it waits for the device."""
         return int(self.tensor[self.rows])
+
+    @property
+    def degrees(self) -> Tensor:
+        """Slots of each node, int32 [rows]."""
+        return self.tensor[: self.rows + 1].diff()
+
+    @property
+    def reversed(self) -> "Csr":
+        """The slots by source, added loops too; as its edges it records the slots here."""
+        if self._reversed is None:
+            begin, slots = self.rows + 1, self.slots
+            targets = torch.arange(self.rows, dtype=torch.int32).repeat_interleave(
+                self.degrees, output_size=slots
+            )
+            pairs = torch.stack([targets, self.tensor[begin : begin + slots]])
+            self._reversed = Csr(pairs, self.rows, replace_loops=False, edges=True)
+        return self._reversed
 
 
 def spread(graph: Csr, value: Tensor, missing: float) -> Tensor:
@@ -74,12 +94,58 @@ def aggregate(
 ) -> Tensor:
     """Reduce weight[slot] · x[source] over the slots of each node: float32 [N, F].
 
-    Then `skip_scale` · skip [N, F] and bias [F] are added, and with `relu` negatives become 0.
+    Then `skip_scale` · skip [N, F] and bias [F] are added, and with `relu` negatives become 0. A
+    sum or mean on the processor has gradients, but none with respect to `weight`.
     """
+    if torch.is_grad_enabled() and any(
+        one is not None and one.requires_grad for one in (x, skip, bias)
+    ):
+        return _with_gradients(graph, x, weight, reduce, skip, skip_scale, bias, relu)
     made: Tensor = _aggregate(
         graph.tensor, x, weight, _REDUCE[reduce], skip, skip_scale, bias, relu
     )
     return made
+
+
+def _with_gradients(
+    graph: Csr, x: Tensor, weight: Tensor | None, reduce: Reduction, skip: Tensor | None,
+    skip_scale: float, bias: Tensor | None, relu: bool,
+) -> Tensor:  # fmt: skip
+    out = cast("Tensor", _Aggregated.apply(x, graph, weight, reduce))  # type: ignore[no-untyped-call]
+    if skip is not None:
+        out = torch.add(out, skip, alpha=skip_scale)
+    if bias is not None:
+        out = out + bias
+    return out.relu() if relu else out
+
+
+class _Aggregated(torch.autograd.Function):
+    """Sum or mean over the slots of each node.
+
+    The gradient is the sum over the reversed slots: it gathers too, so that no two threads or
+    orders of edges can give other bits (no atomics).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, graph: Csr, weight: Tensor | None, reduce: Reduction
+    ) -> Tensor:
+        if reduce not in DIFFERENTIABLE:
+            raise ValueError(f"'{reduce}' has no gradient; known: {', '.join(DIFFERENTIABLE)}")
+        if weight is not None and weight.requires_grad:
+            raise ValueError("weights of edges have no gradient")
+        ctx.graph, ctx.weight, ctx.reduce = graph, weight, reduce
+        return aggregate(graph, x, weight, reduce)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        graph, weight = ctx.graph, ctx.weight
+        gradient = gradients[0].contiguous()
+        if ctx.reduce == "mean":
+            gradient = gradient / graph.degrees.clamp(min=1).unsqueeze(1)
+        if weight is not None:
+            weight = spread(graph.reversed, weight[: graph.slots], 0.0)
+        return aggregate(graph.reversed, gradient, weight), None, None, None
 
 
 def combine(

@@ -17,6 +17,7 @@ from torch_geometric.nn import MessagePassing
 from serve.lane.executors import kernels
 from serve.lane.executors.fused import (
     is_edges,
+    is_learned,
     is_plain,
     is_vector,
     reduction_of,
@@ -70,7 +71,7 @@ class Propagated:
             and named.get(self.absent) is None
             and all(map(is_plain, stacks))
             and is_edges(edge_index)
-            and (weight is None or is_vector(weight))
+            and (weight is None or (is_vector(weight) and not is_learned(weight)))
             and set(named) <= {"x", self.weight, self.absent}
         ):
             graph, by_slot = self.graphs.of_layer(edge_index, weight, stacks[0].shape[0])

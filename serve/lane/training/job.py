@@ -35,7 +35,7 @@ def measure_step(message: MeasureStep, meter: Meter | None) -> StepMeasured | Jo
     """Find what a step needs on the job's graph, and what it takes."""
     try:
         graph = TrainingGraph.read(Path(message.folder) / "graph.safetensors")
-        step = step_of(message.spec, 0.0, 0, fresh=True)
+        step = step_of(message.spec, 0.0, 0, fresh=True, executor=message.executor)
         classes = step.output(graph.inputs).shape[1]
         if classes <= int(graph.labels.max()):
             most = int(graph.labels.max())
@@ -60,7 +60,10 @@ def train(message: TrainJob, meter: Meter | None, send: Send) -> JobTrained | Jo
     limit_bytes = refused_bytes = 0
     try:
         graph = TrainingGraph.read(folder / "graph.safetensors")
-        step = step_of(message.spec, message.learning_rate, message.seed, fresh=message.fresh)
+        step = step_of(
+            message.spec, message.learning_rate, message.seed,
+            fresh=message.fresh, executor=message.executor,
+        )  # fmt: skip
         done = load_checkpoint(folder / "checkpoint.safetensors", step)
         limit_bytes = message.step_bytes
         _train(message, graph, step, done, meter, send)

@@ -1,9 +1,10 @@
 """One full-graph training step: forward, cross-entropy of the labelled nodes, backward, Adam.
 
-PyG's own code runs: the kernels that serve (``serve.lane.executors``) have no backward pass.
+Known layers run over the kernels that serve, where these have gradients; the others are PyG's own.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from serve.errors import ModelError
+from serve.lane.executors.csr import CannotRun, train_with_csr
 from serve.lane.models.loader import build_model, default_input, load_model
 from serve.models.repository import ModelSpec
 
@@ -55,9 +57,16 @@ class TrainingGraph:
 class TrainStep:
     """A module in training with its optimiser; each step begins and ends without gradients."""
 
-    def __init__(self, module: nn.Module, inputs: Sequence[str], learning_rate: float) -> None:
-        """`inputs` names what forward takes, by position."""
+    def __init__(
+        self,
+        module: nn.Module,
+        inputs: Sequence[str],
+        learning_rate: float,
+        after_forward: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`inputs` names what forward takes, by position; `after_forward` ends each pass."""
         self.module = module.train()
+        self._after_forward = after_forward
         self._inputs = tuple(inputs)
         self.optimizer = torch.optim.Adam(
             module.parameters(), lr=learning_rate, weight_decay=_WEIGHT_DECAY
@@ -76,7 +85,10 @@ class TrainStep:
         given = (
             inputs[name] if name in inputs else default_input(name, inputs) for name in self._inputs
         )
-        out = self.module(*given)
+        try:
+            out = self.module(*given)
+        finally:
+            self._after_forward()
         if not isinstance(out, Tensor) or out.dim() != 2:
             raise ModelError("forward returned no matrix of one row for each node")
         return out
@@ -108,8 +120,12 @@ class TrainStep:
         return sum(tensor.nbytes for tensor in kept)
 
 
-def step_of(spec: ModelSpec, learning_rate: float, seed: int, *, fresh: bool) -> TrainStep:
+def step_of(
+    spec: ModelSpec, learning_rate: float, seed: int, *, fresh: bool, executor: str = "csr"
+) -> TrainStep:
     """Return steps of the model from its weights, or `fresh` ones by the seed.
+
+    With the executor `csr` known layers run over our kernels; with `eager` none does.
 
     Raises ModelError as loading does, and for a model without parameters.
     """
@@ -125,4 +141,8 @@ def step_of(spec: ModelSpec, learning_rate: float, seed: int, *, fresh: bool) ->
         module.requires_grad_(True)
     if not any(True for _ in module.parameters()):
         raise ModelError(f"model {spec.key} has no parameters to train")
+    if executor == "csr":
+        with suppress(CannotRun):  # PyG's own code then
+            after_forward = train_with_csr(module, spec.key)
+            return TrainStep(module, spec.inputs, learning_rate, after_forward)
     return TrainStep(module, spec.inputs, learning_rate)

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
+from serve.config import TrainingConfig
 from serve.core.jobs.events import JobEvent, JobFailed, JobFinished, JobOverran, JobPrepared
 from serve.core.jobs.types import JobNeeds
 from serve.core.types import Bytes, Nanos
@@ -41,14 +42,14 @@ def graph_for(name: str, spec: ModelSpec, graphs: GraphStore) -> ResidentGraph:
     return graph
 
 
-def measure(job: HeldJob, graphs: GraphStore, processes: Trainers) -> JobEvent:
+def measure(job: HeldJob, graphs: GraphStore, processes: Trainers, executor: str) -> JobEvent:
     """Keep the job's graph, and find what a step on it needs."""
     spec, folder = job.spec, str(job.folder.path)
     assert spec is not None
     try:
         job.folder.keep_graph(graph_for(job.file.graph, spec, graphs), job.file.seed)
         with processes.start(spec.domain, folder) as process:
-            process.send(MeasureStep(spec, folder))
+            process.send(MeasureStep(spec, folder, executor))
             said = _heard(process, _MEASURE_S)
     except (ServeError, OSError, EOFError) as error:
         return JobFailed(job.job_id, str(error))
@@ -64,7 +65,7 @@ def train(
     job: HeldJob,
     process: Calibrator,
     step_bytes: int,
-    checkpoint_s: float,
+    config: TrainingConfig,
     take_in: Callable[[JobSteps], None],
 ) -> Said:
     """Train in the process from the checkpoint on; returns its last word.
@@ -77,7 +78,7 @@ def train(
     process.send(
         TrainJob(
             spec, str(job.folder.path), file.epochs, file.learning_rate, file.seed, file.fresh,
-            step_bytes, checkpoint_s,
+            step_bytes, config.checkpoint_s, config.executor,
         )
     )  # fmt: skip
     while isinstance(said := _heard(process, None), JobSteps):

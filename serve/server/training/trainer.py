@@ -247,7 +247,8 @@ class Trainer:
         return None
 
     def _prepare(self, job: HeldJob) -> None:
-        self._tell_of(job, job_work.measure(job, self._graphs, self._processes))
+        found = job_work.measure(job, self._graphs, self._processes, self._config.executor)
+        self._tell_of(job, found)
 
     def _train(self, job: HeldJob, run: JobRun, reserve_bytes: int) -> None:
         """Train the job in a process from its checkpoint on, and publish the weights."""
@@ -261,7 +262,7 @@ class Trainer:
                     run.began(process)
                     self.keep_off_lanes()
                 said = job_work.train(
-                    job, process, reserve_bytes - needs.held_bytes, self._config.checkpoint_s,
+                    job, process, reserve_bytes - needs.held_bytes, self._config,
                     lambda said: self._take_in(job, run, said),
                 )  # fmt: skip
             with self._lock:
