@@ -110,11 +110,11 @@ class Calibrations:
             return f"its runs take {factor:.2f} times as long as calibrated"
         return "the machine was busy" if entry.estimator.calibration.was_busy else ""
 
-    def complete(self, entry: ModelEntry) -> None:
+    def complete(self, entry: ModelEntry, yields: bool) -> None:
         """Calibrate a served model for the usual time, with the executor it has.
 
-        Its times are estimated anew then. Raises ModelError when it fails, NotReady when the
-        calibrator dies or the server stops.
+        Its times are estimated anew then. With `yields` requests go first. Raises ModelError when
+        it fails, NotReady when the calibrator dies or the server stops.
         """
         never = LoadCancellation()
         with self._turns.of_model(entry.spec.name, never):
@@ -127,6 +127,7 @@ class Calibrations:
                 never,
                 budget_s=self._settings.calibration_s,
                 executor=entry.executor,
+                yields=yields,
             )
         with self._lock:
             # Otherwise times are of other terms.
@@ -147,6 +148,7 @@ class Calibrations:
         *,
         budget_s: float,
         executor: str,
+        yields: bool = False,
     ) -> tuple[Signature, Calibration]:
         """Calibrate a model in a process of its own, which times it for `budget_s`."""
         settings = self._settings
@@ -162,7 +164,9 @@ class Calibrations:
         try:
             with (
                 self._turns.of_measuring(cancellation) as heard,
-                self._pool.calibrator(spec.domain, self._cache.compiles_into()) as calibrator,
+                self._pool.calibrator(
+                    spec.domain, self._cache.compiles_into(), yields=yields
+                ) as calibrator,
                 cancellation.calling(calibrator.kill),
             ):
                 _log.info("model %s: calibrating for %g s", spec.key, budget_s)

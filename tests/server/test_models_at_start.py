@@ -158,7 +158,8 @@ def test_calibrations_wait_for_gaps_and_one_that_fails_is_not_tried_again():
     entries = [Entry("bad"), Entry("good")]
     tried = threading.Event()
 
-    def complete(entry):
+    def complete(entry, yields):
+        assert yields, "requests go first in a gap"
         done.append(entry.key)
         if entry.key == "bad":
             raise ModelError("no")
@@ -186,7 +187,8 @@ def test_a_model_in_doubt_is_calibrated_in_gaps_ever_more_rarely(monkeypatch):
     now_s, done = [0.0], []
     doubted, rough = Entry("doubted", "its runs take 1.4 times as long"), Entry("rough")
 
-    def complete(entry):
+    def complete(entry, yields):
+        assert yields
         done.append((entry.key, now_s[0]))
         if entry is rough:
             entry.why = ""

@@ -36,6 +36,7 @@ from serve.models.repository import find
 from serve.server.lanes import processes
 from serve.server.lanes.listener import LaneDown, LaneUp
 from serve.server.lanes.pool import LanePool
+from serve.server.lanes.process_state import look
 from serve.server.lanes.processes import allocator_facts, lane_environment
 from tests.e2e.mischief import (
     DEAF,
@@ -459,6 +460,29 @@ def test_a_calibrator_that_dies_says_so(talk, trouble, tmp_path):
         with pytest.raises(NotReady, match="died"):
             calibrator.receive(PATIENCE_S)
     assert descendants(os.getpid()).keys() <= before
+
+
+def test_a_calibrator_that_yields_stands_still_while_a_lane_executes_on_its_core(talk, trouble):
+    talk.load(trouble)
+
+    def stands(calibrator):
+        seen = look(calibrator.pid)
+        return seen is not None and seen.state is LaneState.STOPPED
+
+    with talk.pool.calibrator(yields=True) as early, talk.pool.calibrator() as other:
+        for calibrator in (early, other):
+            assert isinstance(calibrator.receive(PATIENCE_S), LaneStarted)
+        talk.run(0.5)
+        wait_for(lambda: stands(early), "it to stand still")
+        with talk.pool.calibrator(yields=True) as late:
+            assert not stands(other)
+            talk.hear(LANES[0], TaskDone)
+            talk.pool.ended(LANES[0])
+            assert isinstance(late.receive(PATIENCE_S), LaneStarted)
+            wait_for(lambda: not stands(early), "it to go on")
+        talk.run(0.5, LANES[0], task_id=8)
+        wait_for(lambda: stands(early), "it to stand still again")
+    assert talk.hear(LANES[0], TaskDone).task_id == 8
 
 
 @pytest.mark.parametrize("killed_before", [False, True])

@@ -1,6 +1,9 @@
 """The calibrating processes, which load and measure models beside the serving lanes."""
 
+import os
+import signal
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.process import BaseProcess
@@ -50,6 +53,12 @@ class Calibrator:
         """End the process and those it started; a waiting thread gets NotReady. Any thread."""
         if not self._handed_over:
             processes.kill(self._process)
+
+    def signal(self, number: int) -> None:
+        """Send the process, and those it started, a signal; nothing where they have ended."""
+        with suppress(ProcessLookupError, ValueError):
+            assert self._process.pid  # 0 would mean our own group
+            os.killpg(self._process.pid, number)
 
     def hand_over(self) -> Started:
         """Return process and channel to the caller, who owns them from now on."""
@@ -123,14 +132,24 @@ class Calibrators:
 
     def __init__(self) -> None:
         self._running: set[Calibrator] = set()
+        #: Those that stand still while a lane executes on their core, and whether they do.
+        self._yielding: set[Calibrator] = set()
+        self._standing = False
+        self._yields_lock = threading.Lock()
         #: Upper bound of their niceness: 0 while the server starts and no request waits for a core.
         self.niceness = 0
         #: True once the server stops: no model is measured any more.
         self.interrupted = False
 
     @contextmanager
-    def start(self, setup: LaneSetup, pool_fd: int) -> Iterator[Calibrator]:
-        """Start a calibrator for the `with` block; raises NotReady while the server stops."""
+    def start(
+        self, setup: LaneSetup, pool_fd: int, *, yields: bool = False
+    ) -> Iterator[Calibrator]:
+        """Start a calibrator for the `with` block; raises NotReady while the server stops.
+
+        One that `yields` stands still when `keep_off` says so: where it and the lanes are in the
+        kernel's idle class, a lane would wait for up to a tick of the kernel, again and again.
+        """
         if self.interrupted:
             raise NotReady("no model is measured while the server stops")
         process, (channel,) = processes.start(setup, 1, pool_fd)
@@ -138,11 +157,27 @@ class Calibrators:
         self._running.add(calibrator)
         if self.interrupted:  # just now
             calibrator.kill()
+        if yields:
+            with self._yields_lock:
+                self._yielding.add(calibrator)
+                if self._standing:
+                    calibrator.signal(signal.SIGSTOP)
         try:
             yield calibrator
         finally:
+            with self._yields_lock:
+                self._yielding.discard(calibrator)
             self._running.discard(calibrator)
             calibrator.close()
+
+    def keep_off(self, lane_executes: bool) -> None:
+        """Have calibrators that yield stand still while a lane executes on their core."""
+        if lane_executes is self._standing:
+            return
+        with self._yields_lock:
+            self._standing = lane_executes
+            for calibrator in self._yielding:
+                calibrator.signal(signal.SIGSTOP if lane_executes else signal.SIGCONT)
 
     def interrupt(self) -> None:
         """End all calibrators for good; their users get NotReady. Any thread; never blocks."""

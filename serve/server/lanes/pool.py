@@ -261,6 +261,7 @@ class LanePool:
     def suspend(self, lane_id: LaneId) -> None:
         """Stop the process of a lane that has its own, where it is; this frees its core."""
         self._lanes[lane_id].suspend()
+        self.trainers.keep_calibrators_off()
 
     def resume(self, lane_id: LaneId) -> None:
         """Let a suspended lane go on, on a core of its own."""
@@ -296,24 +297,26 @@ class LanePool:
         lane.kill_at_ns = None
         lane.executes = False
         lane.resume()
+        self.trainers.keep_calibrators_off()
 
     def look(self, lane_id: LaneId, task_id: TaskId) -> LaneLook | None:
         """Return what the lane, which runs that task, does now; None when its process is gone."""
         return look_at(self._lanes[lane_id], self._shared, task_id)
 
     def calibrator(
-        self, domain: str = "", writable: tuple[str, ...] = ()
+        self, domain: str = "", writable: tuple[str, ...] = (), *, yields: bool = False
     ) -> AbstractContextManager[Calibrator]:
         """Start a process that calibrates one model, so that serving lanes keep to their tasks.
 
         It runs on the first device, and what it finds is valid for all. It may do what lanes of the
-        trust domain may, and write to `writable` folders. Raises NotReady while the server stops.
+        trust domain may, and write to `writable` folders. See ``Calibrators.start`` for `yields`
+        and what is raised.
         """
         most_niceness = self.calibrators.niceness
         setup = self._setups.of_calibrator(
             self._processes[0], _CALIBRATORS_WORDS, domain, most_niceness, writable
         )
-        return self.calibrators.start(setup, self._shared.fd)
+        return self.calibrators.start(setup, self._shared.fd, yields=yields)
 
     def _make_lane(self, lane_id: LaneId, cores: tuple[int, ...], process: LaneProcess) -> None:
         # Lanes of one process have their words one behind the other.
@@ -328,11 +331,11 @@ class LanePool:
         """
         free = self.trainers.free_cores()
         lane.executes = True
-        if not free or lane.core in free or lane.process.pid is None:
-            return
-        lane.core = free[0]
-        with contextlib.suppress(ProcessLookupError):
-            os.sched_setaffinity(lane.process.pid, free[:1])
+        if free and lane.core not in free and lane.process.pid is not None:
+            lane.core = free[0]
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setaffinity(lane.process.pid, free[:1])
+        self.trainers.keep_calibrators_off()
 
     def _start(self, process: LaneProcess) -> Started:
         """Start a process; return it with our ends of its lanes' channels, in their order."""

@@ -1,4 +1,4 @@
-"""The processes that train models beside the lanes, and the cores that lanes leave them."""
+"""The processes that work beside the lanes, and the cores that lanes leave them."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -33,6 +33,12 @@ class Trainers:
         """
         setup = self._setups.of_trainer(self._processes[0], domain, folder)
         return self._calibrators.start(setup, self._shared.fd)
+
+    def keep_calibrators_off(self) -> None:
+        """Have calibrators that yield stand still while a lane executes on their core."""
+        cores = self._processes[0].lanes[0].cores
+        executing = [lane for lane in self._lanes.values() if lane.executes]
+        self._calibrators.keep_off(any(not cores or lane.core in cores for lane in executing))
 
     def free_cores(self) -> list[int]:
         """Return the lanes' cores on which none executes; none where lanes are not pinned."""

@@ -1,8 +1,9 @@
 """Models are calibrated in gaps: after a short calibration, and when runs disagree with it.
 
-A gap is a time without requests. A model that serves after a short calibration does not wait for
-ever: when no gap comes, its calibration runs beside requests, with the niceness of lanes. One whose
-calibration is in doubt waits for a gap, and after it for a while, each time twice as long.
+A gap is a time without requests. When requests come again, a calibration stands still while they
+run; what it times is processor time. A model that serves after a short calibration does not wait
+for ever: when no gap comes, its calibration runs beside requests, with the niceness of lanes. One
+whose calibration is in doubt waits for a gap, and after it for a while, each time twice as long.
 """
 
 import logging
@@ -32,7 +33,7 @@ class CalibrationsInGaps:
         entries: Callable[[], Iterable[ModelEntry]],
         idle_s: Callable[[], float],
         why_due: Callable[[ModelEntry], str],
-        complete: Callable[[ModelEntry], None],
+        complete: Callable[[ModelEntry, bool], None],
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """Calibrate nothing before `start`.
@@ -41,8 +42,8 @@ class CalibrationsInGaps:
             entries: Returns the served models.
             idle_s: Tells for how long the server has had nothing to do, in seconds.
             why_due: Returns why a model is to be calibrated; empty for no reason.
-            complete: Calibrates a model for the usual time. Its errors are logged, and the model
-                goes on serving with what is known of it.
+            complete: Calibrates a model for the usual time; requests go first if told so. Its
+                errors are logged, and the model goes on serving with what is known of it.
             monotonic_s: Clock.
         """
         self._entries = entries
@@ -83,10 +84,13 @@ class CalibrationsInGaps:
             waited_s = 0.0
             _log.info("model %s is calibrated: %s", entry.spec.key, self._why_due(entry))
             try:
-                self._complete(entry)
+                self._complete(entry, not impatient)
                 self._let_rest(entry.key)
             except ServeError as error:
-                self._failed.add(entry.key)
+                if entry.is_rough:
+                    self._failed.add(entry.key)
+                else:
+                    self._let_rest(entry.key)
                 if not self._stopped.is_set():
                     _log.warning("the estimates of %s stay rough: %s", entry.spec.key, error)
 
