@@ -118,8 +118,8 @@ def megabyte_ms() -> list[float]:
 
 
 def rate_in_time() -> list[float]:
-    """Return the requests of the mix a second at 1 % late."""
-    return [row["rate_at_limit_hz"] for row in rows_of("versions", "limits", version="this")]
+    """Return the requests of the mix a second at 1 % late; 0 where no rate that was tried is."""
+    return [row["rate_at_limit_hz"] or 0.0 for row in rows_of("versions", "limits", version="this")]
 
 
 def closed_ratio() -> list[float]:

@@ -63,7 +63,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 def compared(graph: Csr, width: int, parts: int, rounds: int) -> dict[str, Any]:
     """Return times of both ways and their ratio."""
     together = torch.randn(graph.rows, parts * width)
-    tensors = [part.contiguous() for part in together.split(width, dim=1)]
+    tensors = [part.contiguous() for part in torch.split(together, width, dim=1)]
 
     def apart() -> None:
         for tensor in tensors:
