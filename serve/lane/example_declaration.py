@@ -20,6 +20,7 @@ from serve.errors import ConfigError, ServeError
 from serve.interface import DTYPES, InputSlot, Interface, is_float
 from serve.lane.example_outputs import outputs_of, typed_key
 from serve.lane.graph_importing import read_graph
+from serve.lane.models.advice import advice, explained
 from serve.lane.models.calling import called, method_of, takes_data
 from serve.lane.models.declared import DeclaredForward
 from serve.models.declaration import declaration_text
@@ -51,8 +52,8 @@ def declare(module: nn.Module, spec: ModelSpec, source: Path) -> tuple[str, tupl
     except Exception as error:
         raise ConfigError(
             f"--example: with {', '.join(spec.inputs)} of {source} the model does not run:"
-            f" {type(error).__name__}: {str(error).partition(chr(10))[0]}; declare its inputs in a"
-            " file: --declaration FILE"
+            f" {type(error).__name__}: {str(error).partition(chr(10))[0]};"
+            f" {advice(error) or 'declare its inputs in a file: --declaration FILE'}"
         ) from error
     return declaration_text(slots, outputs), tuple(notes)
 
@@ -65,7 +66,7 @@ def _slots(
 ) -> Iterator[InputSlot]:
     """Yield an input for each parameter that the example has; raises ConfigError."""
     given = [key for key in _keys(graph) if key not in _NOT_ASKED]
-    if takes_data(method, given):
+    if as_graph := takes_data(method, given):
         names = _read_by(method, graph, spec) if isinstance(graph, Data) else given
         wanted = dict.fromkeys(names, False)
     else:
@@ -77,7 +78,7 @@ def _slots(
             if one.kind in positional and one.name not in spec.method_args
         }
     for name, optional in wanted.items():
-        found = list(_named(graph, name))
+        found = list(_named(graph, name, as_graph))
         if not found and name == "batch":
             found = [InputSlot("batch", "INT64", ("N",), index=("G",), optional=True, default=0)]
         if not found and not optional:
@@ -113,9 +114,7 @@ def _read_by(method: Callable[..., Any], graph: Data, spec: ModelSpec) -> list[s
         with torch.inference_mode():
             method(watched, **spec.method_args)
     except Exception as error:
-        raise ConfigError(
-            f"--example: the model does not run on it: {type(error).__name__}: {error}"
-        ) from error
+        raise ConfigError(f"--example: the model does not run on it: {explained(error)}") from error
     seen = dict.fromkeys(watched.__dict__["_seen"])
     return [key for key in seen if key == "batch" or torch.is_tensor(graph.get(key))]
 
@@ -130,10 +129,13 @@ def _keys(graph: Data | HeteroData) -> list[str]:
     return list(dict.fromkeys(map(str, keys)))
 
 
-def _named(graph: Data | HeteroData, name: str) -> Iterator[InputSlot]:
-    """Yield the inputs that the example has for a parameter of forward."""
+def _named(graph: Data | HeteroData, name: str, as_graph: bool) -> Iterator[InputSlot]:
+    """Yield the inputs that the example has for a parameter of forward.
+
+    `as_graph`: forward takes the whole graph, and finds each attribute at its type.
+    """
     if isinstance(graph, HeteroData):
-        yield from _typed(graph, name)
+        yield from _typed(graph, name, as_graph)
     elif torch.is_tensor(value := getattr(graph, name, None)):
         yield _slot(name, value, _symbol(graph, name), ("N",) if _points(name) else ())
 
@@ -154,13 +156,13 @@ def _points(name: str) -> bool:
     return "index" in name or name == "face"
 
 
-def _typed(graph: HeteroData, name: str) -> Iterator[InputSlot]:
+def _typed(graph: HeteroData, name: str, as_graph: bool) -> Iterator[InputSlot]:
     base = name.removesuffix("_dict")
     stores = [store for store in graph.stores if torch.is_tensor(store.get(base))]
     for store in stores:
         kind = store._key
         told = typed_key(kind)
-        plain = len(stores) == 1 and not name.endswith("_dict")
+        plain = len(stores) == 1 and not name.endswith("_dict") and not as_graph
         nodes = (f"N.{kind[0]}", f"N.{kind[2]}") if isinstance(kind, tuple) else ()
         if base.startswith("edge_label"):
             symbol = "K"
@@ -260,6 +262,8 @@ def _ranged(slot: InputSlot, low: int, high: int) -> InputSlot:
 
 def _column(value: Tensor, ids: Tensor) -> int | None:
     """Return the column of `value` that `ids` shows, -1 for all of it, None for something else."""
+    if ids.shape == value.shape and torch.equal(ids, value):
+        return -1
     if value.untyped_storage().data_ptr() != ids.untyped_storage().data_ptr():
         return None
     if ids.numel() == value.numel():

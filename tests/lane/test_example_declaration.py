@@ -100,6 +100,59 @@ def test_a_forward_that_takes_a_graph_is_asked_with_what_it_reads(declared):
         assert [slot.shape for slot in found.outputs] == [("G", 3)]
 
 
+class Movies(nn.Module):
+    """Scores pairs in a graph with an attribute that one type of nodes alone has."""
+
+    def __init__(self):
+        super().__init__()
+        self.users = nn.Embedding(30, 2)
+
+    def forward(self, data: HeteroData):
+        users, movies = self.users(data["user"].node_id.clone()), data["movie"].x
+        pairs = data["user", "rates", "movie"].edge_label_index
+        return (users[pairs[0]] * movies[pairs[1]]).sum(-1)
+
+
+def test_a_forward_that_takes_a_typed_graph_finds_what_one_type_alone_has(declared):
+    data = HeteroData()
+    data["user"].node_id = torch.arange(5)
+    data["movie"].x = torch.ones(7, 2)
+    data["user", "rates", "movie"].edge_label_index = torch.zeros(2, 4, dtype=torch.long)
+    found, notes = declared(Movies(), data)
+    assert [slot.name for slot in found.inputs] == [
+        "node_id.user", "x.movie", "edge_label_index.user__rates__movie"
+    ]  # fmt: skip
+    assert found.by_name["node_id.user"].bounds == (0, 30)
+    assert notes == ()
+    assert [slot.shape for slot in found.outputs] == [("K",)]
+
+
+class Forces(nn.Module):
+    """Energies of atoms, and the forces on them."""
+
+    def __init__(self, recipe):
+        super().__init__()
+        self.recipe = recipe
+
+    def forward(self, pos):
+        if not self.recipe:
+            return self.forces(pos.requires_grad_())
+        with torch.inference_mode(False), torch.enable_grad():
+            return self.forces(pos.clone().requires_grad_())
+
+    def forces(self, pos):
+        energy = (pos**2).sum(1)
+        return energy.detach(), -torch.autograd.grad(energy.sum(), pos)[0]
+
+
+def test_models_that_compute_gradients_are_told_how(declared):
+    example = {"pos": torch.ones(4, 3)}
+    found, _ = declared(Forces(recipe=True), example)
+    assert [slot.shape for slot in found.outputs] == [("N",), ("N", 3)]
+    with pytest.raises(ConfigError, match=r"models run without gradients; .* on clones of its"):
+        declared(Forces(recipe=False), example)
+
+
 class Halved(nn.Module):
     def forward(self, x):
         return x[::2]
@@ -128,3 +181,4 @@ def test_what_does_not_fit_is_told(declared, module, example, told):
     with pytest.raises(ConfigError) as raised:
         declared(module, example)
     assert told in str(raised.value)
+    assert str(raised.value).count("--example: ") <= 1

@@ -8,6 +8,7 @@ from serve.errors import ModelError
 from serve.interface import Interface
 from serve.lane.measure.probe_graphs import Shape, declared_graph
 from serve.lane.measure.typed_hops import probe_typed_reach
+from serve.lane.models.advice import explained
 from serve.lane.models.declared import Outputs
 from serve.lane.models.loader import LoadedModel
 from serve.lane.models.union import run_parts
@@ -44,7 +45,7 @@ def probe_declared(loaded: LoadedModel, interface: Interface) -> Signature:
                 f"{count} {symbol}" for symbol, count in zip(interface.counts, counts, strict=True)
             )
             raise ModelError(
-                f"model {key}: a graph of {told} does not run: {type(error).__name__}: {error}"
+                f"model {key}: a graph of {told} does not run: {explained(error)}"
             ) from error
     deterministic = all(map(is_close, run(interface.spread(*_OTHER)), found))
     nodes = interface.spread(*_FIRST)
