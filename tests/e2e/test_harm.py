@@ -5,18 +5,24 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
-import numpy as np
 import pytest
 import torch
 import tritonclient.grpc
 
 from bench.kit.servers import ServerProcess
-from serve.models.writer import write_model
 from tests.e2e import harm
-from tests.e2e.support import GOOD, REPOSITORY, Graph, assert_equal, infer, raw_channel
-from tests.processes import descendants, http_get, is_running, metric, wait_for
+from tests.e2e.harmed import (
+    LANES,
+    beside_others,
+    graph,
+    lanes_of,
+    name_of,
+    refusal,
+    write_harmful,
+)
+from tests.e2e.support import GOOD, REPOSITORY, assert_equal, infer
+from tests.processes import http_get, is_running, metric, wait_for
 
-LANES = 2
 CODE = grpc.StatusCode
 #: Deeds that end their lane, which runs the request once more on another; each gets a model of its
 #: own, as one that ends too many lanes is put aside.
@@ -56,10 +62,6 @@ HARMLESS = [
 ]
 
 
-def name_of(deed) -> str:
-    return deed.__name__
-
-
 class Repository:
     """`gcn`, the model `harm`, and copies of it by name for deeds that end lanes."""
 
@@ -69,8 +71,7 @@ class Repository:
         torch.manual_seed(0)
         module = harm.build()
         for name in ("harm", *map(name_of, FATAL)):
-            path = write_model(self.root, name, module, factory="./model.py:build", args={})
-            shutil.copy(harm.__file__, path / "model.py")
+            write_harmful(self.root, name, module=module)
         self.folder = self.root / "harm"
 
 
@@ -92,47 +93,13 @@ def harmed(tmp_path_factory, repository):
 
 @pytest.fixture
 def call(harmed, reference):
-    """Others are asked all the while, and all their answers are right."""
-    with raw_channel(harmed) as found, ThreadPoolExecutor(1) as thread:
-        going = True
-
-        def ask() -> int:
-            asked = 0
-            while going or asked < 10:
-                answer = infer(found, "gcn", GOOD)
-                assert_equal(answer.outputs["output"], expected)
-                asked += 1
-            return asked
-
-        expected = reference("gcn", GOOD)
-        others = thread.submit(ask)
+    with beside_others(harmed, reference) as found:
         yield found
-        going = False
-        assert others.result() >= 10
-    wait_for(lambda: metric(harmed, "gnnserve_lanes_up") == LANES, "all lanes up")
-    wait_for(lambda: metric(harmed, "gnnserve_memory_reserved_bytes") == 0, "an empty ledger")
-
-
-def graph(deed=None) -> Graph:
-    x = np.random.default_rng(3).standard_normal((3, 4), dtype=np.float32)
-    x[0, 0] = 0.0 if deed is None else 1.0 + harm.DEEDS.index(deed)
-    return Graph(x, np.zeros((2, 0), np.int64))
-
-
-def refusal(call, model, deed) -> grpc.RpcError:
-    with pytest.raises(grpc.RpcError) as caught:
-        infer(call, model, graph(deed))
-    return caught.value
-
-
-def lanes_of(server) -> set[int]:
-    """Children of the fork server."""
-    return {pid for child in descendants(server.pid) for pid in descendants(child)}
 
 
 @pytest.mark.parametrize("deed", FATAL, ids=name_of)
 def test_a_model_that_ends_its_lane_fails_alone(harmed, call, repository, deed):
-    assert refusal(call, name_of(deed), deed).code() is FATAL[deed]
+    assert refusal(call, name_of(deed), graph(deed)).code() is FATAL[deed]
     left = [path for path in (repository.root / name_of(deed)).glob("[dp]*") if path.is_file()]
     for path in left:
         wait_for(lambda path=path: not is_running(int(path.read_text())), f"the end of {path}")
@@ -143,7 +110,7 @@ def test_a_model_that_ends_its_lane_fails_alone(harmed, call, repository, deed):
 
 @pytest.mark.parametrize("deed", REFUSED, ids=name_of)
 def test_what_a_model_may_not_do_fails_its_request(call, deed):
-    refused = refusal(call, "harm", deed)
+    refused = refusal(call, "harm", graph(deed))
     code, words = REFUSED[deed]
     assert (refused.code(), words in refused.details()) == (code, True), refused.details()
     # Its lane is as it was.
@@ -161,7 +128,7 @@ def test_what_harms_nobody_is_answered(call, deed):
 
 def test_a_lane_whose_files_a_model_has_used_up_is_restarted(harmed, call):
     before = metric(harmed, "gnnserve_lane_restarts_total")
-    assert refusal(call, "harm", harm.take_descriptors).code() is CODE.INTERNAL
+    assert refusal(call, "harm", graph(harm.take_descriptors)).code() is CODE.INTERNAL
     wait_for(lambda: metric(harmed, "gnnserve_lane_restarts_total") > before, "its restart")
 
 

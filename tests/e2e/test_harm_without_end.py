@@ -1,27 +1,28 @@
 """Models that start processes or fill the disk: each has its bound, and no other notices."""
 
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
 
 from bench.kit.servers import ServerProcess
-from serve.models.writer import write_model
 from tests.e2e import harm
-from tests.e2e.support import GOOD, REPOSITORY, assert_equal, infer, raw_channel
-from tests.e2e.test_harm import graph, lanes_of
+from tests.e2e.harmed import (
+    LANES,
+    beside_others,
+    graph,
+    lanes_of,
+    name_of,
+    refusal,
+    write_harmful,
+)
+from tests.e2e.support import REPOSITORY
 from tests.processes import metric, wait_for
 
-LANES = 2
 MAX_FILES = 64 << 20
 CODE = grpc.StatusCode
 FORKING = (harm.fork, harm.daemonise, harm.leave_a_program, harm.fork_without_end)
 FILLING = (harm.fill_the_folder, harm.fill_files_without_names)
-
-
-def name_of(deed) -> str:
-    return deed.__name__
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +32,7 @@ def bounded(tmp_path_factory):
     shutil.copytree(REPOSITORY / "gcn", root / "gcn")
     # A model that ends too many lanes is put aside.
     for name in ("harm", *map(name_of, FILLING)):
-        path = write_model(root, name, harm.build(), factory="./model.py:build", args={})
-        shutil.copy(harm.__file__, path / "model.py")
+        write_harmful(root, name)
     device = {
         "lanes": LANES,
         "memory_budget": "1 GiB",
@@ -46,52 +46,30 @@ def bounded(tmp_path_factory):
 
 @pytest.fixture
 def call(bounded, reference):
-    """Others are asked all the while, and all their answers are right."""
-    with raw_channel(bounded) as found, ThreadPoolExecutor(1) as thread:
-        going = True
-
-        def ask() -> int:
-            asked = 0
-            while going or asked < 10:
-                assert_equal(infer(found, "gcn", GOOD).outputs["output"], expected)
-                asked += 1
-            return asked
-
-        expected = reference("gcn", GOOD)
-        others = thread.submit(ask)
+    with beside_others(bounded, reference) as found:
         yield found
-        going = False
-        assert others.result() >= 10
-    wait_for(lambda: metric(bounded, "gnnserve_lanes_up") == LANES, "all lanes up")
-    wait_for(lambda: metric(bounded, "gnnserve_memory_reserved_bytes") == 0, "an empty ledger")
     wait_for(lambda: len(lanes_of(bounded)) == LANES, "the end of all but the lanes")
-
-
-def refusal(call, model, deed) -> grpc.RpcError:
-    with pytest.raises(grpc.RpcError) as caught:
-        infer(call, model, graph(deed))
-    return caught.value
 
 
 @pytest.mark.parametrize("deed", FORKING, ids=name_of)
 def test_a_model_starts_no_process(call, deed):
-    refused = refusal(call, "harm", deed)
+    refused = refusal(call, "harm", graph(deed))
     assert (refused.code(), "PermissionError" in refused.details()) == (CODE.INTERNAL, True)
 
 
 def test_threads_without_end_are_refused_when_their_stacks_take_the_memory_of_a_run(call):
-    refused = refusal(call, "harm", harm.start_threads_without_end)
+    refused = refusal(call, "harm", graph(harm.start_threads_without_end))
     assert refused.code() in (CODE.INTERNAL, CODE.RESOURCE_EXHAUSTED), refused.details()
 
 
 def test_one_large_file_is_refused(call):
-    refused = refusal(call, "harm", harm.write_one_large_file)
+    refused = refusal(call, "harm", graph(harm.write_one_large_file))
     assert (refused.code(), "File too large" in refused.details()) == (CODE.INTERNAL, True)
 
 
 @pytest.mark.parametrize("deed", FILLING, ids=name_of)
 def test_a_lane_whose_files_take_too_much_disk_is_replaced_and_they_are_gone(bounded, call, deed):
     before = metric(bounded, "gnnserve_lane_restarts_total")
-    assert refusal(call, name_of(deed), deed).code() is CODE.UNAVAILABLE
+    assert refusal(call, name_of(deed), graph(deed)).code() is CODE.UNAVAILABLE
     wait_for(lambda: metric(bounded, "gnnserve_lane_restarts_total") >= before + 2, "two lanes")
     assert "temporary files take" in bounded.log.read_text()

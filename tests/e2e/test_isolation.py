@@ -1,38 +1,28 @@
 """Models with lanes of their own: whatever one does to torch, others' answers are right."""
 
 import os
-import re
-import shutil
 import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
-import numpy as np
 import pytest
 import torch
 import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
 from bench.kit.servers import ServerProcess
-from serve.models.writer import write_model
 from tests.e2e import harm
-from tests.e2e.support import Graph, assert_equal, infer, raw_channel
-from tests.processes import descendants, http_get, metric, row, rows, wait_for
+from tests.e2e.harmed import LANES, graph, lanes_of, write_harmful
+from tests.e2e.support import assert_equal, infer, raw_channel
+from tests.processes import http_get, metric, row, rows, wait_for
 
-LANES = 2
 #: Name and isolation of each model; all have the same weights.
 MODELS = {"plain": "", "vandal": "model", "friend": "team", "partner": "team"}
 
 
 def write(root, name: str, isolation: str, module) -> None:
-    path = write_model(root, name, module, factory="./model.py:build", args={})
-    shutil.copy(harm.__file__, path / "model.py")
-    if isolation:
-        config = path / "config.toml"
-        text = config.read_text()
-        told = re.sub(r"^(factory = .*)$", rf'\1\nisolation = "{isolation}"', text, flags=re.M)
-        assert told != text
-        config.write_text(told)
+    lines = f'isolation = "{isolation}"' if isolation else ""
+    write_harmful(root, name, module=module, lines=lines)
 
 
 @pytest.fixture(scope="module")
@@ -56,17 +46,6 @@ def call(isolated):
     with raw_channel(isolated) as found:
         yield found
     wait_for(lambda: metric(isolated, "gnnserve_memory_reserved_bytes") == 0, "an empty ledger")
-
-
-def graph(deed=None) -> Graph:
-    x = np.random.default_rng(3).standard_normal((3, 4), dtype=np.float32)
-    x[0, 0] = 0.0 if deed is None else 1.0 + harm.DEEDS.index(deed)
-    return Graph(x, np.zeros((2, 0), np.int64))
-
-
-def lanes_of(server) -> set[int]:
-    """Children of the fork server."""
-    return {pid for child in descendants(server.pid) for pid in descendants(child)}
 
 
 def test_functions_that_a_model_replaces_are_replaced_for_itself_alone(call, module):

@@ -10,8 +10,9 @@ import torch
 
 from bench.kit.servers import ServerProcess
 from tests.e2e import harm
+from tests.e2e.harmed import graph
 from tests.e2e.support import infer, raw_channel
-from tests.e2e.test_isolation import graph, write
+from tests.e2e.test_isolation import write
 from tests.processes import http_get
 
 MODELS = {"plain": "", "vandal": "model", "friend": "team"}

@@ -2,19 +2,16 @@
 
 import re
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 
 import grpc
-import numpy as np
 import pytest
 
 from bench.kit.servers import ServerProcess
-from serve.models.writer import write_model
 from tests.e2e import harm, liar
-from tests.e2e.support import GOOD, REPOSITORY, Graph, assert_equal, infer, raw_channel
+from tests.e2e.harmed import LANES, beside_others, graph, refusal, saying, write_harmful
+from tests.e2e.support import REPOSITORY, infer
 from tests.processes import metric, row, wait_for
 
-LANES = 2
 MAX_MEMORY = 64 << 20
 #: Code and further lines of `config.toml` of each model; gcn has none.
 MODELS = {
@@ -31,11 +28,7 @@ def limited(tmp_path_factory):
     root = folder / "models"
     shutil.copytree(REPOSITORY / "gcn", root / "gcn")
     for name, (code, lines) in MODELS.items():
-        path = write_model(root, name, code.build(), factory="./model.py:build", args={})
-        shutil.copy(code.__file__, path / "model.py")
-        config = path / "config.toml"
-        text = re.sub(r"^(factory = .*)$", rf"\1\n{lines}", config.read_text(), flags=re.M)
-        config.write_text(text)
+        write_harmful(root, name, code, lines=lines)
     sections = {"device": {"lanes": LANES, "memory_budget": "2 GiB"}}
     with ServerProcess(folder, repository=root, sections=sections) as found:
         yield found
@@ -43,44 +36,12 @@ def limited(tmp_path_factory):
 
 @pytest.fixture
 def call(limited, reference):
-    """Others are asked all the while, and all their answers are right."""
-    with raw_channel(limited) as found, ThreadPoolExecutor(1) as thread:
-        going = True
-
-        def ask() -> int:
-            asked = 0
-            while going or asked < 10:
-                assert_equal(infer(found, "gcn", GOOD).outputs["output"], expected)
-                asked += 1
-            return asked
-
-        expected = reference("gcn", GOOD)
-        others = thread.submit(ask)
+    with beside_others(limited, reference) as found:
         yield found
-        going = False
-        assert others.result() >= 10
-    wait_for(lambda: metric(limited, "gnnserve_lanes_up") == LANES, "all lanes up")
-    wait_for(lambda: metric(limited, "gnnserve_memory_reserved_bytes") == 0, "an empty ledger")
-
-
-def graph(first: float) -> Graph:
-    x = np.random.default_rng(3).standard_normal((3, 4), dtype=np.float32)
-    x[0, 0] = first
-    return Graph(x, np.zeros((2, 0), np.int64))
-
-
-def deed(what) -> Graph:
-    return graph(1.0 + harm.DEEDS.index(what))
-
-
-def refusal(call, model, graph, tenant="") -> grpc.RpcError:
-    with pytest.raises(grpc.RpcError) as caught:
-        infer(call, model, graph, tenant=tenant)
-    return caught.value
 
 
 def test_tensors_beyond_what_a_model_may_take_are_refused_with_the_numbers(limited, call):
-    refused = refusal(call, "glutton", graph(100.0), tenant="greedy")
+    refused = refusal(call, "glutton", saying(100.0), tenant="greedy")
     assert refused.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     words = rf"would pass its limit of (\d+) bytes; its model may take {MAX_MEMORY} \(model"
     (limit,) = map(int, re.search(words, refused.details()).groups())
@@ -89,7 +50,7 @@ def test_tensors_beyond_what_a_model_may_take_are_refused_with_the_numbers(limit
 
 
 def test_what_a_model_may_take_is_there_for_a_run_that_needs_more_than_its_estimate(limited, call):
-    infer(call, "glutton", graph(32.0), tenant="modest")
+    infer(call, "glutton", saying(32.0), tenant="modest")
     told = row(limited, "tenant = ?", "modest")
     assert (told["status"], told["attempt"]) == ("OK", 2)
     assert told["pmc_measured_bytes"] >= 32 << 20
@@ -97,7 +58,7 @@ def test_what_a_model_may_take_is_there_for_a_run_that_needs_more_than_its_estim
 
 @pytest.mark.parametrize("model", ["harm", "narrow"])
 def test_memory_that_is_not_torchs_is_bounded_too(call, model):
-    refused = refusal(call, model, deed(harm.take_what_python_gets))
+    refused = refusal(call, model, graph(harm.take_what_python_gets))
     assert refused.code() is grpc.StatusCode.INTERNAL
     (got_mib,) = map(int, re.search(r"got (\d+) MiB", refused.details()).groups())
     # Its tensors take next to nothing; see serve/lane/memory_bound.py.
@@ -105,7 +66,7 @@ def test_memory_that_is_not_torchs_is_bounded_too(call, model):
 
 
 def test_a_model_that_takes_all_the_memory_it_gets_of_python_fails_alone(call):
-    refused = refusal(call, "narrow", deed(harm.take_memory_of_python))
+    refused = refusal(call, "narrow", graph(harm.take_memory_of_python))
     assert refused.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert f"its model may take {MAX_MEMORY}" in refused.details()
 
@@ -115,7 +76,7 @@ def test_a_model_that_takes_all_the_memory_it_gets_of_python_fails_alone(call):
 )
 def test_a_run_that_takes_longer_than_its_model_may_is_stopped(limited, call, what):
     before = metric(limited, "gnnserve_lane_restarts_total")
-    refused = refusal(call, "hasty", deed(what), tenant=what.__name__)
+    refused = refusal(call, "hasty", graph(what), tenant=what.__name__)
     assert refused.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     words = r"model hasty:1: its run took .* s, a run of it may take 1.5 s .*model.max_run_s"
     assert re.search(words, refused.details()), refused.details()
