@@ -175,16 +175,28 @@ class Driver:
         """Hand new tasks to the scheduler by `event`, which is about `tickets`. Under the lock."""
         for ticket in tickets:
             self.requests.add(ticket)
-        self._carry_out(event)
+        self.handle_locked(event)
 
     def handle(self, event: Event) -> None:
         """Give the scheduler an event and carry out its commands. Any thread."""
         with self._lock:
-            self._carry_out(event)
+            self.handle_locked(event)
 
     def handle_locked(self, event: Event) -> None:
         """Give the scheduler an event and carry out its commands. Under the lock."""
-        self._carry_out(event)
+        now_ns = clock.now_ns()
+        commands = self.scheduler.handle(event, now_ns)
+        if self._journal is not None:
+            self._journal.step(now_ns, event, commands)
+        for caused in self._commands.carry_out(commands):
+            self.handle_locked(caused)
+        if self.scheduler.drained:
+            self._drained.set()
+        wakeup_ns = self._wakeup_ns()
+        if wakeup_ns is not None and (self._armed_ns is None or wakeup_ns < self._armed_ns):
+            self._armed_ns = wakeup_ns
+            if threading.get_ident() != self._thread.ident:
+                self._pool.wake()
 
     def unloaded(self, model: str) -> None:
         """Forget the quarantine of a model that is no longer served. Any thread."""
@@ -198,7 +210,7 @@ class Driver:
         """Cancel a task, unless it has ended. Any thread."""
         with self._lock:
             if task_id in self.requests:
-                self._carry_out(TaskCancelled(task_id))
+                self.handle_locked(TaskCancelled(task_id))
 
     def sized(self, exact: Callable[[], Sized]) -> Sized:
         """Return what `exact` returns under the lock, to which estimates belong. Any thread."""
@@ -240,25 +252,7 @@ class Driver:
     def _learn(self) -> None:
         """Under the lock."""
         if (event := self._learner.learn()) is not None:
-            self._carry_out(event)
-
-    # --- the scheduler's commands ---------------------------------------------------------
-
-    def _carry_out(self, event: Event) -> None:
-        """Under the lock."""
-        now_ns = clock.now_ns()
-        commands = self.scheduler.handle(event, now_ns)
-        if self._journal is not None:
-            self._journal.step(now_ns, event, commands)
-        for caused in self._commands.carry_out(commands):
-            self._carry_out(caused)
-        if self.scheduler.drained:
-            self._drained.set()
-        wakeup_ns = self._wakeup_ns()
-        if wakeup_ns is not None and (self._armed_ns is None or wakeup_ns < self._armed_ns):
-            self._armed_ns = wakeup_ns
-            if threading.get_ident() != self._thread.ident:
-                self._pool.wake()
+            self.handle_locked(event)
 
     def _wakeup_ns(self) -> Nanos | None:
         """Return when the scheduler wants to be told the time, for requests or for jobs."""
@@ -335,7 +329,7 @@ class Driver:
     def _hear(self, reports: Reports) -> None:
         for lane_id, message in reports:
             try:
-                self.lanes.hear(lane_id, message, self._carry_out)
+                self.lanes.hear(lane_id, message, self.handle_locked)
             except Exception:
                 # A bug; the server goes on with the requests it does not concern.
                 _log.exception("lane %d: message %s cannot be handled", lane_id, message)
@@ -345,10 +339,10 @@ class Driver:
         now_ns = clock.now_ns()
         wakeup_ns = self.scheduler.next_wakeup()
         if wakeup_ns is not None and wakeup_ns <= now_ns:
-            self._carry_out(Tick())
+            self.handle_locked(Tick())
         jobs_ns = self.scheduler.jobs_wake_ns
         if jobs_ns is not None and jobs_ns <= now_ns:
-            self._carry_out(JobsTick())
+            self.handle_locked(JobsTick())
         wakeup_ns = self._wakeup_ns()
         # An earlier wake-up is kept even when nobody needs it now: moving it with the deadline of
         # every lone request would wake this thread for each.
