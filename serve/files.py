@@ -1,12 +1,14 @@
-"""Safe reading of files that others wrote, and making of files that others may not read.
+"""Safe reading and removal of files that others wrote, and making of files that none may read.
 
 Pipes, devices and huge files cannot hang the reader.
 """
 
 import errno
 import os
+import secrets
 import stat
 import tempfile
+from contextlib import suppress
 from io import BufferedReader
 from pathlib import Path
 
@@ -67,6 +69,52 @@ def replace_file(path: Path, data: bytes) -> None:
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as made:
         made.write(data)
     os.replace(made.name, path)
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a folder with all that it holds, as far as the system allows; never fails.
+
+    Whoever wrote it, and no longer does, may have nested folders without end and made them
+    unreadable. So folders in folders are moved up before theirs is removed: no path gets long and
+    no call deep.
+    """
+    if folder.is_symlink():
+        return
+    with suppress(OSError):
+        folder.chmod(0o700)
+    changed = True
+    while changed:
+        changed = False
+        for one in _entries(folder):
+            changed |= _removed(one, folder)
+    with suppress(OSError):
+        folder.rmdir()
+
+
+def _removed(one: "os.DirEntry[str]", above: Path) -> bool:
+    """Remove what stands in `above`, its own folders moved there; returns True if that changed."""
+    changed = False
+    with suppress(OSError):
+        if not one.is_dir(follow_symlinks=False):
+            os.unlink(one.path)
+            return True
+        os.chmod(one.path, 0o700)
+        for inside in _entries(one.path):
+            if inside.is_dir(follow_symlinks=False):
+                os.chmod(inside.path, 0o700)  # of its own, as its `..` changes
+                os.rename(inside.path, above / secrets.token_hex(16))
+            else:
+                os.unlink(inside.path)
+            changed = True
+        os.rmdir(one.path)
+        changed = True
+    return changed
+
+
+def _entries(folder: Path | str) -> list["os.DirEntry[str]"]:
+    with suppress(OSError), os.scandir(folder) as found:
+        return list(found)
+    return []
 
 
 def printable(text: str) -> str:

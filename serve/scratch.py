@@ -8,12 +8,13 @@ when another lane starts after its end.
 
 import fcntl
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.util import Finalize
 from pathlib import Path
+
+from serve.files import remove_tree
 
 _PREFIX = "gnnserve-"
 #: Begins the name of a process's folder; its id follows.
@@ -77,7 +78,7 @@ def own_folder() -> None:
         return
     for folder in servers.glob(f"{_OF_PROCESS}*"):
         if not Path("/proc", folder.name.removeprefix(_OF_PROCESS)).exists():
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_tree(folder)
     with suppress(OSError):
         own = servers / f"{_OF_PROCESS}{os.getpid()}"
         own.mkdir(mode=0o700, exist_ok=True)
@@ -85,7 +86,7 @@ def own_folder() -> None:
 
 
 def _remove(folder: Path, lock_fd: int) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
+    remove_tree(folder)
     os.close(lock_fd)
 
 
@@ -118,6 +119,6 @@ def _remove_left_behind(parent: Path) -> None:
             try:
                 if os.fstat(lock_fd).st_uid == os.getuid():
                     fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    shutil.rmtree(folder, ignore_errors=True)
+                    remove_tree(folder)
             finally:
                 os.close(lock_fd)

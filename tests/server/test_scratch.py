@@ -104,6 +104,30 @@ def test_a_process_of_a_server_has_a_folder_and_removes_those_of_ended_ones(pare
     assert list(parent.iterdir()) == []
 
 
+def test_folders_within_folders_are_removed_however_deep(parent):
+    """A model that leaves them keeps no lane from starting, nor the server from tidying up."""
+    kept = parent / "kept"
+    kept.mkdir()
+    (kept / "file").touch()
+    deep = (
+        "import os, tempfile; from serve.scratch import own_folder; own_folder();"
+        f"os.chdir(tempfile.gettempdir()); os.symlink({str(kept)!r}, 'link');"
+        "[(os.mkdir('d'), os.mkdir('e', 0), os.chdir('d')) for _ in range(3000)];"
+        "open('file', 'w').close(); print(tempfile.gettempdir())"
+    )
+    with temporary_folder():
+        (folder,) = set(parent.iterdir()) - {kept}
+        told = [sys.executable, "-c", deep]
+        first = Path(subprocess.run(told, capture_output=True, text=True, check=True).stdout[:-1])
+        assert first.parent == folder
+        before = os.environ["TMPDIR"], tempfile.tempdir
+        own_folder()
+        os.environ["TMPDIR"], tempfile.tempdir = before
+        assert not first.exists()
+    assert list(parent.iterdir()) == [kept]
+    assert list(kept.iterdir()) == [kept / "file"]
+
+
 def test_outside_of_a_server_no_folder_is_made(parent):
     own_folder()
     assert tempfile.gettempdir() == str(parent)

@@ -9,6 +9,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 
 from serve.core.types import LaneId
@@ -17,6 +18,8 @@ from serve.scratch import folder_of
 _EVERY_S = 1.0
 #: Unit of `st_blocks`.
 _BLOCK_BYTES = 512
+#: An empty file takes no block, but time to count: with the others' limit, theirs have one, too.
+LEAST_BYTES = 16 << 10
 
 
 class LaneFolders:
@@ -46,7 +49,7 @@ class LaneFolders:
     def _run(self) -> None:
         while not self._stopping.wait(_EVERY_S):
             for lane_id, pid in self._pids().items():
-                taken_bytes = temporary_bytes(pid)
+                taken_bytes = temporary_bytes(pid, self._most_bytes)
                 if taken_bytes > self._most_bytes:
                     self._end(
                         lane_id,
@@ -55,26 +58,38 @@ class LaneFolders:
                     )
 
 
-def temporary_bytes(pid: int) -> int:
-    """Return the disk that the temporary files of a lane's process take; 0 outside of a server."""
+def temporary_bytes(pid: int, most_bytes: int) -> int:
+    """Return the disk that the temporary files of a lane's process take; 0 outside of a server.
+
+    Each counts at least `LEAST_BYTES`. Stops to count beyond `most_bytes`.
+    """
     folder = folder_of(pid)
     if folder is None:
         return 0
     # By number: a file may be there by several names.
     found: dict[int, int] = {}
+    taken_bytes = 0
     with suppress(OSError):
         device = folder.stat().st_dev
-        for status in (*_in(folder), *_open_without_name(pid, device)):
-            found[status.st_ino] = status.st_blocks * _BLOCK_BYTES
-    return sum(found.values())
+        for status in chain(_in(folder), _open_without_name(pid, device)):
+            size_bytes = max(status.st_blocks * _BLOCK_BYTES, LEAST_BYTES)
+            taken_bytes += size_bytes - found.get(status.st_ino, 0)
+            found[status.st_ino] = size_bytes
+            if taken_bytes > most_bytes:
+                break
+    return taken_bytes
 
 
 def _in(folder: Path) -> Iterator[os.stat_result]:
-    """Yield the status of all that is in the folder and below."""
-    for parent, folders, files in os.walk(folder):
-        for name in (*folders, *files):
-            with suppress(OSError):
-                yield os.lstat(os.path.join(parent, name))
+    """Yield the status of all that is in the folder and below, however deep."""
+    left: list[str | Path] = [folder]
+    while left:
+        with suppress(OSError), os.scandir(left.pop()) as inside:
+            for one in inside:
+                with suppress(OSError):
+                    yield one.stat(follow_symlinks=False)
+                    if one.is_dir(follow_symlinks=False):
+                        left.append(one.path)
 
 
 def _open_without_name(pid: int, device: int) -> Iterator[os.stat_result]:
