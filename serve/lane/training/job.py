@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from serve.errors import ServeError
+from serve.ipc.job_files import JobFiles
 from serve.ipc.messages import (
     FromLane,
     JobSteps,
@@ -34,7 +35,7 @@ _TELL_NS = 100_000_000
 def measure_step(message: MeasureStep, meter: Meter | None) -> StepMeasured | JobStopped:
     """Find what a step needs on the job's graph, and what it takes."""
     try:
-        graph = TrainingGraph.read(Path(message.folder) / "graph.safetensors")
+        graph = TrainingGraph.read(JobFiles(Path(message.folder)).graph)
         step = step_of(message.spec, 0.0, 0, fresh=True, executor=message.executor)
         classes = step.output(graph.inputs).shape[1]
         if classes <= int(graph.labels.max()):
@@ -56,18 +57,18 @@ def measure_step(message: MeasureStep, meter: Meter | None) -> StepMeasured | Jo
 
 def train(message: TrainJob, meter: Meter | None, send: Send) -> JobTrained | JobStopped:
     """Train to the last step and leave the weights in the folder; tells progress."""
-    folder = Path(message.folder)
+    files = JobFiles(Path(message.folder))
     limit_bytes = refused_bytes = 0
     try:
-        graph = TrainingGraph.read(folder / "graph.safetensors")
+        graph = TrainingGraph.read(files.graph)
         step = step_of(
             message.spec, message.learning_rate, message.seed,
             fresh=message.fresh, executor=message.executor,
         )  # fmt: skip
-        done = load_checkpoint(folder / "checkpoint.safetensors", step)
+        done = load_checkpoint(files.checkpoint, step)
         limit_bytes = message.step_bytes
-        _train(message, graph, step, done, meter, send)
-        save_weights(folder / "weights.safetensors", step)
+        _train(message, files.checkpoint, graph, step, done, meter, send)
+        save_weights(files.weights, step)
         return JobTrained(step.accuracy(graph))
     except Exception as error:
         if meter is not None:
@@ -78,6 +79,7 @@ def train(message: TrainJob, meter: Meter | None, send: Send) -> JobTrained | Jo
 
 def _train(
     message: TrainJob,
+    checkpoint: Path,
     graph: TrainingGraph,
     step: TrainStep,
     done: int,
@@ -85,7 +87,6 @@ def _train(
     send: Send,
 ) -> None:
     """Do the steps that are left, each within its memory."""
-    checkpoint = Path(message.folder) / "checkpoint.safetensors"
     told_ns = kept_ns = clock.now_ns()
     kept = done
     took_ns = steps = 0

@@ -1,15 +1,17 @@
 """A training job on disk: what it is, its graph, and what its process keeps there.
 
-    job.json                    the job and how far it is known to be
-    graph.safetensors           graph and labels, as they were when the job was prepared
-    checkpoint.safetensors      written by its process, renamed into place
-    weights.safetensors         the same, after the last step
+    job.json        the job and how far it is known to be
+    …               see ``serve.ipc.job_files``; the graph is as it was when the job was prepared
 
-A server that starts goes on with the jobs that it finds without an end.
+A server that starts goes on with the jobs that it finds without an end. The model's code runs in
+the job's processes and may leave anything in their part of the folder: it is read without following
+links, and without waiting.
 """
 
+import logging
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -20,12 +22,17 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from serve.errors import ConfigError
+from serve.files import open_regular, read_text, remove_tree, replace_file
 from serve.graphs.resident import ResidentGraph
+from serve.ipc.job_files import JobFiles
+from serve.models.repository import WEIGHTS_FILE
 
-_JOB, _GRAPH, _CHECKPOINT = "job.json", "graph.safetensors", "checkpoint.safetensors"
-WEIGHTS = "weights.safetensors"
+_log = logging.getLogger(__name__)
+
+_JOB, _MOST_JOB_BYTES = "job.json", 1 << 16
 #: Share of the labelled nodes that are learned from; the others tell how well.
 _TRAIN_SHARE = 0.5
+_PIECE_BYTES = 1 << 20
 
 
 class KeptJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,20 +63,26 @@ class JobFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._files = JobFiles(path)
+
+    @property
+    def shared(self) -> Path:
+        """Folder that its processes may write to."""
+        return self._files.shared
 
     def keep(self, file: KeptJob) -> None:
         """Write what the job is, in one step; raises OSError."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        part = self.path / f"{_JOB}.part"
-        part.write_bytes(msgspec.json.encode(file))
-        part.replace(self.path / _JOB)
+        self.shared.mkdir(mode=0o700, exist_ok=True)
+        replace_file(self.path / _JOB, msgspec.json.encode(file))
 
     def keep_graph(self, graph: ResidentGraph, seed: int) -> None:
         """Write the graph as it is now, unless it was written before; raises OSError.
 
         Raises ConfigError for a graph without labels.
         """
-        if (self.path / _GRAPH).exists():
+        self.shared.mkdir(mode=0o700, exist_ok=True)
+        if self._files.graph.exists():
             return
         snapshot, known = graph.snapshot, graph.labels
         if known is None:
@@ -80,7 +93,8 @@ class JobFolder:
         rows, held_out = np.sort(labelled[:count]), np.sort(labelled[count:])
         if not count:
             raise ConfigError(f"graph '{graph.name}' has no node with a label")
-        part = self.path / f"{_GRAPH}.part"
+        # Where no process can have left a link.
+        part = self.path / "graph.part"
         save_file(
             {
                 "x": snapshot.features(np.arange(snapshot.num_nodes)),
@@ -92,12 +106,13 @@ class JobFolder:
             },
             part,
         )
-        part.replace(self.path / _GRAPH)
+        part.replace(self._files.graph)
 
     def steps_kept(self) -> int:
-        """Return how many steps the checkpoint holds; 0 without one."""
+        """Return how many steps the checkpoint holds; 0 without one that can be read."""
         try:
-            with safe_open(self.path / _CHECKPOINT, "np") as file:
+            _require_file(self._files.checkpoint)
+            with safe_open(self._files.checkpoint, "np") as file:
                 return int(file.metadata()["steps"])
         except (OSError, SafetensorError, KeyError, TypeError, ValueError):
             return 0
@@ -105,31 +120,52 @@ class JobFolder:
     def publish(self, model_folder: Path, version: int) -> None:
         """Copy the weights into a model's folder as that version, whole or not at all.
 
-        Does nothing when the version is there. Raises OSError.
+        Does nothing when the version is there. Raises OSError, also for weights that are no file.
         """
         target = model_folder / str(version)
         if target.exists():
             return
         part = model_folder / f".{version}.part"
         part.mkdir(exist_ok=True)
-        shutil.copyfile(self.path / WEIGHTS, part / WEIGHTS)
+        _require_file(self._files.weights)
+        with open_regular(self._files.weights) as source, (part / WEIGHTS_FILE).open("wb") as copy:
+            shutil.copyfileobj(source, copy, _PIECE_BYTES)
         os.replace(part, target)
 
     def tidy(self) -> None:
         """Delete all but what the job was."""
+        remove_tree(self.shared)
         for file in self.path.iterdir():
             if file.name != _JOB:
                 file.unlink(missing_ok=True)
 
     def remove(self) -> None:
         """Delete the folder."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        remove_tree(self.path)
 
 
 def kept_jobs(root: Path) -> Iterator[tuple[JobFolder, KeptJob]]:
-    """Yield the jobs under `root`, in order of their ids; what is no job is left alone."""
+    """Yield the jobs under `root`, in order of their ids; what is no job is left alone and told."""
     with suppress(FileNotFoundError):
         for path in sorted(root.iterdir(), key=lambda one: (len(one.name), one.name)):
-            with suppress(OSError, msgspec.DecodeError):
-                data = (path / _JOB).read_bytes()
-                yield JobFolder(path), msgspec.json.decode(data, type=KeptJob)
+            try:
+                file = msgspec.json.decode(read_text(path / _JOB, _MOST_JOB_BYTES), type=KeptJob)
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except (OSError, UnicodeDecodeError, msgspec.DecodeError, RecursionError) as error:
+                _log.warning("%s: no training job: %s", path, error)
+                continue
+            # A copy of a folder has another's number.
+            if path.name != str(file.job_id):
+                _log.warning("%s: it holds job %d, and is left alone", path, file.job_id)
+                continue
+            yield JobFolder(path), file
+
+
+def _require_file(path: Path) -> None:
+    """Raise OSError unless it is a file, and no link to one: the model's code could name others'.
+
+    None of its processes runs by then.
+    """
+    if not stat.S_ISREG(path.lstat().st_mode):
+        raise OSError(f"{path} is no regular file")

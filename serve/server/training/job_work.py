@@ -48,7 +48,7 @@ def measure(job: HeldJob, graphs: GraphStore, processes: Trainers, executor: str
     assert spec is not None
     try:
         job.folder.keep_graph(graph_for(job.file.graph, spec, graphs), job.file.seed)
-        with processes.start(spec.domain, folder) as process:
+        with processes.start(spec.domain, str(job.folder.shared)) as process:
             process.send(MeasureStep(spec, folder, executor))
             said = _heard(process, _MEASURE_S)
     except (ServeError, OSError, EOFError) as error:

@@ -257,7 +257,7 @@ class Trainer:
         assert needs is not None
         job.counted = job.folder.steps_kept()
         try:
-            with self._processes.start(spec.domain, str(job.folder.path)) as process:
+            with self._processes.start(spec.domain, str(job.folder.shared)) as process:
                 with self._lock:
                     run.began(process)
                     self.keep_off_lanes()

@@ -55,7 +55,7 @@ def go(step, graph, count):
 
 
 def test_the_graph_is_split_in_halves_and_kept_as_it_was(folder):
-    graph = TrainingGraph.read(folder / "graph.safetensors")
+    graph = TrainingGraph.read(folder / "shared" / "graph.safetensors")
     made = community_graph()
     assert len(graph.rows) == len(graph.held_out) == 1000
     assert not np.intersect1d(graph.rows, graph.held_out).size
@@ -66,13 +66,14 @@ def test_the_graph_is_split_in_halves_and_kept_as_it_was(folder):
 
 
 def test_steps_after_a_checkpoint_are_those_without_one(folder, tmp_path):
-    graph = TrainingGraph.read(folder / "graph.safetensors")
+    graph = TrainingGraph.read(folder / "shared" / "graph.safetensors")
     whole = steps_of()
     losses = go(whole, graph, 12)
     assert losses[-1] < losses[0]
     first = steps_of()
     assert go(first, graph, 7) == losses[:7]
-    path = tmp_path / "checkpoint.safetensors"
+    path = tmp_path / "shared" / "checkpoint.safetensors"
+    path.parent.mkdir()
     save_checkpoint(path, first, 7)
     torch.manual_seed(99)  # another process
     second = TrainStep(Dropping(), ("x", "edge_index"), 0.01)
@@ -85,7 +86,7 @@ def test_steps_after_a_checkpoint_are_those_without_one(folder, tmp_path):
 
 
 def test_judging_leaves_no_trace(folder):
-    graph = TrainingGraph.read(folder / "graph.safetensors")
+    graph = TrainingGraph.read(folder / "shared" / "graph.safetensors")
     judged, other = steps_of(), steps_of()
     torch.manual_seed(1)
     losses = go(other, graph, 3)
@@ -108,7 +109,7 @@ def message(folder, **fields):
 def test_a_job_is_measured_and_trained(folder):
     needs = training.measure_step(MeasureStep(find(REPOSITORY, "gcn"), str(folder)), None)
     assert isinstance(needs, StepMeasured)
-    graph = TrainingGraph.read(folder / "graph.safetensors")
+    graph = TrainingGraph.read(folder / "shared" / "graph.safetensors")
     assert needs.held_bytes > graph.nbytes
     assert needs.step_bytes > 4 * 64 * graph.size[0]
     said = []
@@ -118,17 +119,19 @@ def test_a_job_is_measured_and_trained(folder):
     assert all(isinstance(word, JobSteps) for word in said)
     assert said[-1].steps == said[-1].kept_steps == 30
     assert (
-        load_file(folder / "weights.safetensors").keys()
+        load_file(folder / "shared" / "weights.safetensors").keys()
         == load_file(REPOSITORY / "gcn" / "1" / "weights.safetensors").keys()
     )
     # All steps are in the checkpoint: once more is no work, and the same weights.
-    before = (folder / "weights.safetensors").read_bytes()
+    before = (folder / "shared" / "weights.safetensors").read_bytes()
     assert training.train(message(folder), None, said.append) == end
-    assert (folder / "weights.safetensors").read_bytes() == before
+    assert (folder / "shared" / "weights.safetensors").read_bytes() == before
 
 
 def test_weights_of_the_model_are_where_it_starts(folder, tmp_path):
-    (tmp_path / "graph.safetensors").symlink_to(folder / "graph.safetensors")
+    (tmp_path / "shared").mkdir()
+    graph = Path("shared") / "graph.safetensors"
+    (tmp_path / graph).symlink_to(folder / graph)
     said = []
     end = training.train(message(tmp_path, fresh=False, steps=1), None, said.append)
     assert end.accuracy > 0.95
