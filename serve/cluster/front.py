@@ -1,5 +1,7 @@
 """One address before several servers: asks each whether it is ready, and feeds HAProxy with it."""
 
+import logging
+import re
 import threading
 import time
 from collections.abc import Collection, Sequence
@@ -18,6 +20,11 @@ from serve.core.cluster.members import MachineState, Members
 from serve.core.cluster.probing import Probe, events_of
 from serve.errors import ConfigError
 
+_log = logging.getLogger(__name__)
+
+#: A name or address, IPv6 in brackets, and a port: HAProxy takes a command for each line, and more
+#: after `;`.
+_SERVER = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}")
 #: Probes are small.
 _MESSAGE_BYTES = 1 << 16
 _POLL_S = 0.02
@@ -64,7 +71,6 @@ class Front:
         self._lock = threading.Lock()
         self._members = Members()
         self._watchers = Background()
-        self._failure: str | None = None
 
     def start(self) -> None:
         """Listen, and begin to watch the servers; raises ConfigError."""
@@ -103,13 +109,14 @@ class Front:
     @property
     def failure(self) -> str | None:
         """Why it no longer works; None while it does."""
-        return self._failure or self._proxy.ended
+        return self._proxy.ended
 
     def _watch(self, watched: _Watched, before: _Watched | None, server: str) -> None:
         """Ask one server again and again, and tell HAProxy of every change, until it is over."""
         if before is not None:
             before.left.wait()
         told: MachineState | None = None
+        wrong = ""
         while not watched.over:
             began_s = time.monotonic()
             try:
@@ -119,8 +126,9 @@ class Front:
                 break  # the channel was closed
             except OSError:
                 pass  # HAProxy does not listen yet, or has ended; told again next time
-            except ConfigError as error:
-                self._failure = str(error)
+            except ConfigError as error:  # the others have nothing to do with it
+                if wrong != (wrong := str(error)):
+                    _log.warning("server %s: %s", server, error)
             watched.wait(max(_POLL_S, PROBE_EVERY_S - (time.monotonic() - began_s)))
         with suppress(OSError, ConfigError):  # it ends too
             self._proxy.remove(server)
@@ -161,5 +169,6 @@ def _require_plain(servers: Sequence[str]) -> None:
     """Raise ConfigError unless each is `host:port` without encryption, none twice."""
     if len(set(servers)) != len(servers):
         raise ConfigError(f"servers of a front: none twice, got {', '.join(servers)}")
-    if encrypted := [server for server in servers if "/" in server or ":" not in server]:
-        raise ConfigError(f"server '{encrypted[0]}': expected host:port and nothing else")
+    for server in servers:
+        if not _SERVER.fullmatch(server) or int(server.rpartition(":")[2]) not in range(1, 65536):
+            raise ConfigError(f"server '{server}': expected host:port and nothing else")

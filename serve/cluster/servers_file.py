@@ -20,6 +20,8 @@ def read_servers(file: Path) -> tuple[list[str], list[str]]:
         lines = read_text(file, _MOST_BYTES).splitlines()
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file}: it is not UTF-8 text: {error}") from error
     servers, drained = [], []
     for number, line in enumerate(lines, start=1):
         words = line.partition("#")[0].split()

@@ -1,5 +1,6 @@
 """HAProxy before several servers: stock clients are answered while servers end and freeze."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from bench.kit.result import ROOT
 from bench.kit.servers import free_ports
 from bench.kit.waiting import PATIENCE_S, wait_for
 from serve.cluster.front import Front
+from serve.cluster.haproxy import Haproxy
 from serve.cluster.servers_file import read_servers, write_servers
 from serve.errors import ConfigError
 from serve.wire.messages import INFER_METHOD, decode_response, encode_request
@@ -248,6 +250,23 @@ def test_the_command_follows_a_file_and_stays_with_what_it_knows_when_that_is_wr
             process.stderr.close()
 
 
+def test_a_server_that_haproxy_does_not_take_harms_no_other(tmp_path, monkeypatch, caplog):
+    add = Haproxy.add
+
+    def refusing(proxy, server):
+        if server == "127.0.0.1:9":
+            raise ConfigError("no such address")
+        add(proxy, server)
+
+    monkeypatch.setattr(Haproxy, "add", refusing)
+    with SmallServer().running() as one, fronting(tmp_path, [one]) as (front, port):
+        front.change([f"127.0.0.1:{one}", "127.0.0.1:9"])
+        wait_for(lambda: "127.0.0.1:9: no such address" in caplog.text, "a word about it")
+        with calling(port) as ask:
+            assert ask(4) == 4
+        assert front.failure is None
+
+
 def test_a_file_of_servers_is_read_as_written(tmp_path):
     file = tmp_path / "servers"
     write_servers(file, ["a:1", "b:2"], drained=["b:2"])
@@ -256,11 +275,32 @@ def test_a_file_of_servers_is_read_as_written(tmp_path):
     assert read_servers(file) == (["a:1"], [])
     with pytest.raises(ConfigError, match="cannot be read"):
         read_servers(tmp_path / "none")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="a named pipe"):
+        read_servers(tmp_path / "pipe")
+    file.write_bytes(b"\xff:1\n")
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        read_servers(file)
 
 
 @pytest.mark.parametrize(
     ("servers", "words"),
-    [(["a:1", "a:1"], "none twice"), (["https://a"], "expected host:port")],
+    [
+        (["a:1", "a:1"], "none twice"),
+        *(
+            ([server], "expected host:port")
+            for server in (
+                "https://a",
+                "a",
+                "a:0",
+                "a:65536",
+                "a:1;quit",
+                "a:1\nquit",
+                "a b:1",
+                ":1",
+            )
+        ),
+    ],
 )
 def test_impossible_servers_are_refused(tmp_path, servers, words):
     with pytest.raises(ConfigError, match=words):
