@@ -275,7 +275,7 @@ class Front:
     HTTP/2 and gRPC for clients on one thread, which polls it.
 
     Unary calls of `method` and messages of streams of `stream_method` come out
-    of `poll`; all others go to the gRPC server on the abstract Unix socket
+    of `poll`; all others go to the gRPC server on the Unix socket
     `backend`. Plain requests of the models of `set_models` are staged in `pool`.
 
     With `asks` a call waits, once its headers are there, until `admit` or `fail`. Calls of

@@ -284,7 +284,7 @@ void bind_front(nb::module_& module) {
         module, "Front",
         "HTTP/2 and gRPC for clients on one thread, which polls it.\n\n"
         "Unary calls of `method` and messages of streams of `stream_method` come out\n"
-        "of `poll`; all others go to the gRPC server on the abstract Unix socket\n"
+        "of `poll`; all others go to the gRPC server on the Unix socket\n"
         "`backend`. Plain requests of the models of `set_models` are staged in `pool`.\n\n"
         "With `asks` a call waits, once its headers are there, until `admit` or `fail`. Calls of\n"
         "the same method and credentials on the same connection do not wait again, but those\n"

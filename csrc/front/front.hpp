@@ -4,7 +4,7 @@
 // where they are plain requests, else as bytes. They are answered by `answer` or `fail` from any
 // thread. Where not everybody may call, each call comes out of `poll` once its headers are there,
 // and goes on when it is admitted. Every other call is forwarded, stream by stream, to a gRPC
-// server behind it on an abstract Unix socket, over a connection of its own for each client.
+// server behind it on a Unix socket, over a connection of its own for each client.
 #pragma once
 
 #include <atomic>
@@ -30,7 +30,7 @@ namespace gnnserve::front {
 struct FrontOptions {
     std::string host;
     int port = 0;
-    // Abstract Unix socket of the server behind.
+    // Unix socket of the server behind: a path, or the name of an abstract one.
     std::string backend;
     // Path of the unary method whose calls come out of `poll`.
     std::string method;

@@ -16,14 +16,16 @@
 namespace gnnserve::front {
 namespace {
 
-int connect_abstract(const std::string& name) {
+// Connects to a Unix socket: of a path, or an abstract one.
+int connect_unix(const std::string& name) {
     sockaddr_un address{};
     address.sun_family = AF_UNIX;
-    if (name.size() + 1 > sizeof address.sun_path) {
+    const std::size_t at = name.starts_with('/') ? 0 : 1;
+    if (at + name.size() > sizeof address.sun_path) {
         throw std::system_error(ENAMETOOLONG, std::generic_category(), name);
     }
-    std::memcpy(address.sun_path + 1, name.data(), name.size());
-    const auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+    std::memcpy(address.sun_path + at, name.data(), name.size());
+    const auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + at + name.size());
     const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     const bool few_left = fd >= 0 && is_one_of_the_last(fd);
     if (fd < 0 || few_left || connect(fd, reinterpret_cast<const sockaddr*>(&address), size) != 0) {
@@ -329,7 +331,7 @@ void Front::Client::refuse_media_type(Stream& stream) {
 }
 
 Front::Backend::Backend(Front& front, Client& client) : Socket(front), client(client) {
-    const int fd = connect_abstract(front.options_.backend);
+    const int fd = connect_unix(front.options_.backend);
     ConnectionLimits limits;
     limits.header_bytes = 64 << 10;
     try {

@@ -4,21 +4,23 @@ One thread polls `serve._core.Front`, which owns all connections: the engine's d
 of its own until that runs. A plain request, of ModelInfer or on a ModelStreamInfer stream, comes
 staged and is decided and answered on that thread. Any other message of these methods goes to a
 worker thread, which runs the same service as the gRPC server does. Calls of other methods, and
-calls with compressed messages, are forwarded stream by stream to the gRPC server on an abstract
-Unix socket. Where not everybody may call, a call waits at its headers until the thread that polls
-has looked at whom it comes from.
+calls with compressed messages, are forwarded stream by stream to the gRPC server on a Unix socket
+that this user alone can reach: the front's limits do not hold there. Where not everybody may call,
+a call waits at its headers until the thread that polls has looked at whom it comes from.
 """
 
 import logging
 import os
-import secrets
+import tempfile
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from serve.access.callers import INSIDE, PEER
 from serve.access.certificates import Certificates
+from serve.files import remove_tree
 from serve.native import Front, TlsContext
 from serve.rpc import stream
 from serve.rpc.front_calls import Event, FrontCalls
@@ -39,6 +41,8 @@ _SEND_TIMEOUT_S = 30.0
 #: Seconds that a stop waits for the thread that polls.
 _LEAVE_S = 2.0
 
+#: A socket's path has at most 107 bytes, of which some 30 come after the temporary folder.
+_LONGEST_FOLDER = 75
 #: Exit code of the process when the front's thread fails.
 EXIT_BUG = 70
 
@@ -75,10 +79,8 @@ class NativeFront:
         self._calls = calls
         self._limits = limits
         self._certificates = certificates
-        name = f"gnnserve-{secrets.token_hex(16)}"
-        self._backend = name
-        #: Address of the gRPC server behind, as gRPC writes it. Known to this process alone.
-        self.backend_address = f"unix-abstract:{name}"
+        #: Folder of the socket of the gRPC server behind; None before there is one.
+        self._folder: Path | None = None
         self._front: Front | None = None
         #: The front's counts when it was closed; empty before.
         self._last_counts: Mapping[str, int] = {}
@@ -86,6 +88,21 @@ class NativeFront:
         self._stopping = False
         self._lent = False
         self._thread = threading.Thread(target=self._poll, name="front", daemon=True)
+
+    @property
+    def _socket(self) -> Path:
+        assert self._folder is not None
+        return self._folder / "grpc"
+
+    def make_backend(self) -> str:
+        """Make the folder of the gRPC server behind; returns its address, as gRPC writes it.
+
+        Raises OSError.
+        """
+        folders = tempfile.gettempdir(), "/tmp"
+        fits = [one for one in folders if len(os.fsencode(one)) <= _LONGEST_FOLDER]
+        self._folder = Path(tempfile.mkdtemp(prefix="gnnserve-rpc-", dir=fits[0]))
+        return f"unix:{self._socket}"
 
     def start(self, host: str, port: int, inside: str = "") -> int:
         """Listen, and return the port. Raises OSError when the address cannot be bound.
@@ -98,7 +115,7 @@ class NativeFront:
         self._front = front = Front(
             host=host,
             port=port,
-            backend=self._backend,
+            backend=str(self._socket),
             method=INFER_METHOD,
             stream_method=STREAM_METHOD,
             max_open_streams=MAX_STREAMS,
@@ -140,6 +157,8 @@ class NativeFront:
 
         Returns within seconds: if the thread that polls hangs, the connections stay open.
         """
+        if self._folder is not None:
+            remove_tree(self._folder)
         front = self._front
         if front is None:
             return

@@ -291,7 +291,7 @@ class GrpcServer:
     def _bind(self) -> int:
         try:
             if self._front is not None:
-                self._server.add_insecure_port(self._front.backend_address)
+                self._server.add_insecure_port(self._front.make_backend())
                 return self._front.start(self._host, self._port, self._inside_name)
             address = _address(self._host, self._port)
             if self._certificates is None:
