@@ -106,7 +106,7 @@ def serve_command(
     settings: SetOption = None,
 ) -> None:
     """Serve until SIGTERM or Ctrl-C. Prints `ready` on stdout once warmed up."""
-    from serve.commands.serve import Application, addresses, spare_stdout
+    from serve.commands.serve import Application, addresses, spare_stdout, tune_process
     from serve.obs.log import log_uncaught, setup_logging
 
     ports = (("grpc_port", grpc_port), ("http_port", http_port))
@@ -118,6 +118,7 @@ def serve_command(
     loaded = read()
     setup_logging(loaded.log.format, level=_log_level(loaded.log.level))
     log_uncaught()
+    tune_process()
     application = Application(loaded, environment=os.environ, read_again=read)
     with Steps(_errors) as steps, spare_stdout(application.printed) as say_ready:
 

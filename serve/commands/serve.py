@@ -64,7 +64,7 @@ _log = logging.getLogger(__name__)
 #: While two threads compete for the interpreter lock, it changes hands this often. Python's default
 #: of 5 ms is as long as many requests take.
 _SWITCH_INTERVAL_S = 0.0002
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 
 
 class Application:
@@ -254,7 +254,6 @@ class Application:
         and `stop_timeout_s` after the first.
         """
         self._signals.listen()
-        tune_process()
         try:
             self._start(ready, self._manager.watch(progress))
             self._signals.wait()
@@ -412,7 +411,10 @@ def _offers_rest(server: ServerConfig) -> bool:
 
 
 def tune_process() -> None:
-    """Tune the interpreter, the limit of open files and the C heap for serving."""
+    """Tune the interpreter, the limit of open files and the C heap for serving.
+
+    Before there are other threads.
+    """
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     # Connections, shared-memory regions and lanes are open files. The soft limit is low to protect
     # programs that use select(); this one does not.
@@ -423,5 +425,8 @@ def tune_process() -> None:
     # copying their content. A C library other than glibc may have no mallopt.
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
+        # All threads take from one heap: of others' ends, malloc_trim gives nothing back, and each
+        # keeps the most that it ever held, up to 64 MiB (``HeapTrimmer``).
+        mallopt(_M_ARENA_MAX, 1)
         mallopt(_M_MMAP_THRESHOLD, 32 << 20)
         mallopt(_M_TRIM_THRESHOLD, 256 << 20)

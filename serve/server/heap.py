@@ -1,7 +1,7 @@
 """Gives freed memory of the main process back to the kernel when much has gathered.
 
-The C library keeps what messages took, as it is set to (``tune_process``), for each of its arenas:
-a few messages that expand to the largest allowed size can leave 64 MiB in each, up to a GiB.
+The C library keeps what messages took, as it is set to (``tune_process``): a few that expand to the
+largest allowed size leave many times that. It gives back what is free in its heap, of all threads.
 """
 
 import ctypes

@@ -53,6 +53,51 @@ def test_freed_memory_is_given_back_beyond_what_may_be_kept():
     assert given_back - first < 32
 
 
+#: The same for what eight threads have taken at once and freed.
+THREADS = """
+import ctypes, threading
+from serve.commands.serve import tune_process
+from serve.ipc.private_memory import private_bytes
+from serve.server.heap import HeapTrimmer
+
+tune_process()
+c = ctypes.CDLL(None)
+c.malloc.restype = ctypes.c_void_p
+c.free.argtypes = [ctypes.c_void_p]
+all_have = threading.Barrier(8)
+
+def take():
+    blocks = [c.malloc(4096) for _ in range(6 * 1024)]
+    for block in blocks:
+        ctypes.memset(block, 1, 4096)
+    all_have.wait()
+    for block in blocks:
+        c.free(ctypes.c_void_p(block))
+    all_have.wait()
+
+first, trimmer = private_bytes(), HeapTrimmer(keep_bytes=16 << 20)
+threads = [threading.Thread(target=take) for _ in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+taken = private_bytes()
+trimmer.look()
+print(first >> 20, taken >> 20, private_bytes() >> 20)
+"""
+
+
+def test_what_many_threads_have_freed_is_given_back():
+    """Each would have a heap of its own, of which the end is kept whatever is asked for."""
+    done = subprocess.run(
+        [sys.executable, "-c", THREADS], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    first, taken, given_back = map(int, done.stdout.split())
+    assert taken - first > 150
+    assert given_back - first < 32
+
+
 def test_its_thread_ends():
     trimmer = HeapTrimmer(period_s=0.001)
     trimmer.start()
