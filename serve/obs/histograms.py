@@ -1,6 +1,6 @@
 """Prometheus histograms that are filled from arrays, for a few observations of every request.
 
-prometheus_client's own take locks and look labels up in every observation, fifty times as long.
+prometheus_client's own take locks and look labels up in every observation, many times as long.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,7 @@
 """Prometheus metrics of requests: Triton's ``nv_inference_…`` and gnnserve's own.
 
 Finished requests come from the thread of ``sink`` and are counted many at a time, as arrays, which
-takes a fifth of the time. The present state (queue, lanes, memory) is read once per scrape, see
+takes a quarter of the time. The present state (queue, lanes, memory) is read once per scrape, see
 ``scraped``.
 """
 
