@@ -160,7 +160,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         machines = models * (options.machines // len(models))
         for rule, (words, *prototype) in RULES.items():
             unlike.append((name, words, routed(rule)(machines), rho, prototype[at]))
-    sizes = [(1, two[:1], "0.59", 0), (options.machines, two, "0.97", 150_000)]
+    sizes = [(1, two[:1], "0.59", 0)]
+    sizes += [(count, two[:count], "", 150_000) for count in (2, 4, 8) if count < len(two)]
+    sizes.append((options.machines, two, "0.97", 150_000))
     with ProcessPoolExecutor(mp_context=get_context("fork")) as workers:
         mean = partial(_mean_missed, options)
         of_alike = workers.map(mean, [row[1] for row in alike], [row[2] for row in alike])

@@ -21,7 +21,8 @@ from typing import Any
 
 import msgspec
 
-from serve.cluster.coordinator import Coordinator, Pool
+from serve.cluster.coordinator import Coordinator
+from serve.cluster.pool import Pool
 from serve.cluster.registry import Announcement, ServerRow
 from serve.cluster.replica import Replica, ReplicaSpec, require_reachable, stop_limit_s
 from serve.cluster.server_need import server_need, unplaceable
@@ -46,6 +47,8 @@ _LOOK_S, _TELL_S = 0.5, 5.0
 #: A server that is silent for so many looks is replaced.
 _MOST_SILENT = 20
 _ASK_S = 30.0
+#: A server that is on trial waits for no longer to learn whether it stays.
+_TRIAL_S = 3600.0
 #: Servers that have not stopped by then are told of as an error.
 _END_S = 600.0
 _POLL_S = 0.2
@@ -62,6 +65,17 @@ class ClusterStatus(msgspec.Struct, frozen=True):
     servers: list[ServerRow]
     #: What keeps it from having as many; empty when nothing does.
     problem: str
+    #: Why the last update was taken back; empty when it was not.
+    taken_back: str = ""
+    #: Of the update that servers are to have been started by; empty for none.
+    generation: str = ""
+
+    @property
+    def ready_count(self) -> int:
+        """Servers that are ready and as they are to be."""
+        return sum(
+            row.state == "ready" and row.generation == self.generation for row in self.servers
+        )
 
 
 class _ServerReplica:
@@ -75,9 +89,14 @@ class _ServerReplica:
         self._drained = False
         self._silent = 0
         try:
-            self._replica.start(self._tell)
-        except BaseException:
+            if self._goes_on() is False:
+                raise ServeError("another update has begun, or this one was taken back")
+            self._replica.start(self._tell_at_start)
+            self._await_trial()
+        except BaseException as error:
             self._leave()
+            with suppress(ray.exceptions.RayError, ValueError):
+                self._ask("not_started", spec.generation, str(error))
             raise
         self._over = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="watch server", daemon=True)
@@ -96,6 +115,35 @@ class _ServerReplica:
         over.set()
         self._watcher.join()
         self._leave()
+
+    def _await_trial(self) -> None:
+        """Serve while the update that started this server is on trial; raises ServeError.
+
+        Serve updates the next server once this returns.
+        """
+        give_up_s = time.monotonic() + _TRIAL_S
+        while (goes_on := self._goes_on()) is not True:
+            if goes_on is False:
+                raise ServeError("the update was taken back")
+            if time.monotonic() > give_up_s:
+                raise ServeError(f"nobody said in {_TRIAL_S:g} s whether the update stays")
+            time.sleep(_LOOK_S)
+            self._tell(self._replica.look())
+            self._replica.require_kept()
+
+    def _goes_on(self) -> bool | None:
+        """See ``PoolKeeper.goes_on``; None when there is no coordinator to be asked."""
+        try:
+            found: bool | None = self._ask("goes_on", self._spec.generation)
+        except (ray.exceptions.RayError, ValueError):
+            return None
+        return found
+
+    def _tell_at_start(self) -> None:
+        """Tell of the server while it starts; raises ServeError when it is wanted no more."""
+        self._tell()
+        if self._goes_on() is False:
+            raise ServeError("the update was given up")
 
     def _leave(self) -> None:
         self._replica.stop()
@@ -130,6 +178,8 @@ class _ServerReplica:
             running.fingerprint,
             ready=found is Probe.READY,
             drained=self._drained,
+            generation=self._spec.generation,
+            figures=self._replica.figures(),
         )
         with suppress(ray.exceptions.RayError, ValueError):  # there is no coordinator now
             self._drained = self._ask("announce", said)
@@ -205,11 +255,26 @@ def deploy(pool: Pool, progress: Progress) -> ClusterStatus:
     for node in ray.nodes():
         if node["Alive"]:
             require_reachable(config, node["NodeManagerAddress"])
+    if pool.reads_figures and config.report.database is None:
+        raise ConfigError(
+            "report.database: what servers do is read from it, to follow load and to try updates; "
+            "set it, or a fixed --replicas and --trial 0"
+        )
     progress("starting the coordinator", 0.0)
     coordinator = _new_coordinator(spec.cluster)
     _got(coordinator.keep.remote(pool))
+    _wait_until_settled(coordinator)
+    _deploy(pool)
+    limit_s = pool.replicas * (config.server.start_timeout_s + stop_limit_s(config))
+    return _wait_until_served(spec.cluster, limit_s + pool.trial_s, progress)
+
+
+def _deploy(pool: Pool) -> None:
+    """Have Serve start, update and end servers until they are as `pool` says."""
+    spec = pool.spec
+    config = load_config(Path(spec.config), settings_of({}, spec.settings))
+    need = server_need(config, on_gpus=pool.gpus > 0)
     ray_serve.start(proxy_location="Disabled")
-    stop_s = stop_limit_s(config)
     deployment = ray_serve.deployment(
         _ServerReplica,
         name="server",
@@ -220,32 +285,35 @@ def deploy(pool: Pool, progress: Progress) -> ClusterStatus:
         },
         health_check_period_s=1.0,
         health_check_timeout_s=10.0,
-        graceful_shutdown_timeout_s=stop_s + _TELL_S,
+        graceful_shutdown_timeout_s=stop_limit_s(config) + _TELL_S,
         graceful_shutdown_wait_loop_s=0.1,
         max_constructor_retry_count=3,
     )  # fmt: skip
+    # Without a version Serve takes every deployment for another one and starts all servers anew.
+    deployment = deployment.options(version=pool.version, _internal=True)
     target = ray_serve.RunTarget(
         target=deployment.bind(spec), name=_application(spec.cluster), route_prefix=None
     )
     ray_serve.run_many(
         [target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False
     )
-    limit_s = pool.replicas * (config.server.start_timeout_s + stop_s)
-    return _wait_until_served(spec.cluster, limit_s, progress)
 
 
 def status(cluster: str) -> ClusterStatus:
     """Return what coordinator and Serve know; raises ConfigError when there is no such cluster."""
     coordinator = _known_coordinator(cluster)
-    asked = [coordinator.pool.remote(), coordinator.rows.remote(), coordinator.problem.remote()]
-    pool, rows, problem = _got(asked)
+    asked = [getattr(coordinator, what).remote() for what in ("pool", "rows", "problem", "trial")]
+    pool, rows, problem, (trial, taken_back) = _got(asked)
     found = ray_serve.status().applications.get(_application(cluster))
     if found is None:
         problem = "Serve does not know it"
     if found is not None and str(found.status.value) != "RUNNING":
         parts = [found.message, *(one.message for one in found.deployments.values())]
         problem = f"{found.status.value}: {' '.join(part for part in parts if part)}"
-    return ClusterStatus(cluster, pool.endpoint, pool.replicas, rows, problem)
+    problem = trial or problem
+    return ClusterStatus(
+        cluster, pool.endpoint, pool.replicas, rows, problem, taken_back, pool.spec.generation
+    )
 
 
 def has(cluster: str) -> bool:
@@ -276,6 +344,8 @@ def down(cluster: str) -> None:
     """End all servers of a cluster in order, then its front; raises ServeError."""
     coordinator = _known_coordinator(cluster)
     name = _application(cluster)
+    _got(coordinator.leave_alone.remote())
+    _wait_until_settled(coordinator)
     ray_serve.delete(name, _blocking=False)
     give_up_s = time.monotonic() + _END_S
     while name in (left := ray_serve.status().applications):
@@ -288,12 +358,20 @@ def down(cluster: str) -> None:
     ray.kill(coordinator)
 
 
+def _wait_until_settled(coordinator: Any) -> None:
+    """Return once no server of an update that was given up is left, or it had its time."""
+    while not _got(coordinator.is_settled.remote()):
+        time.sleep(_POLL_S)
+
+
 def _wait_until_served(cluster: str, limit_s: float, progress: Progress) -> ClusterStatus:
     give_up_s = time.monotonic() + limit_s
     while True:
         found = status(cluster)
-        ready = sum(row.state == "ready" for row in found.servers)
-        progress(f"{ready} of {found.wanted} servers are ready", ready / max(1, found.wanted))
+        ready = found.ready_count
+        told = found.problem if found.problem.startswith("an update is on trial") else ""
+        said = f"{ready} of {found.wanted} servers are ready{told and '; '}{told}"
+        progress(said, ready / max(1, found.wanted))
         if not found.problem and ready >= found.wanted:
             return found
         if found.problem.startswith("DEPLOY_FAILED") or time.monotonic() > give_up_s:
@@ -338,5 +416,5 @@ def _new_coordinator(cluster: str) -> Any:
             get_if_exists=True, num_cpus=0, resources=_HEAD, max_concurrency=8,
             max_restarts=-1, max_task_retries=3,
         )
-        .remote(cluster)
+        .remote(cluster, _deploy)
     )  # fmt: skip

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from serve.cluster.figures import Figures
 from serve.core.cluster.events import (
     ContactLost,
     DrainAsked,
@@ -38,6 +39,10 @@ class Announcement(msgspec.Struct, frozen=True):
     ready: bool = False
     #: It was drained when it was last told, or found so.
     drained: bool = False
+    #: Of the update that it was started by.
+    generation: str = ""
+    #: What it has done since its replica is there.
+    figures: Figures = Figures()
 
 
 class ServerRow(msgspec.Struct, frozen=True):
@@ -49,6 +54,8 @@ class ServerRow(msgspec.Struct, frozen=True):
     #: Of ``MachineState``.
     state: str
     fingerprint: str
+    #: Of the update that it was started by; empty for none.
+    generation: str = ""
 
 
 class Registry:
@@ -133,15 +140,24 @@ class Registry:
     def known(self) -> list[Announcement]:
         """Return what is known of each server, for a registry that takes this one's place."""
         return [
-            msgspec.structs.replace(said, drained=address in self._drained)
+            msgspec.structs.replace(said, drained=address in self._drained, figures=Figures())
             for address, said in sorted(self._said.items())
         ]
+
+    def has(self, generation: str) -> bool:
+        """Return True while there is a server that an update of this generation started."""
+        return any(said.generation == generation for said in self._said.values())
+
+    @property
+    def ready_count(self) -> int:
+        """Servers that are ready, and not drained."""
+        return sum(self._state(address) == MachineState.READY.value for address in self._said)
 
     def rows(self) -> list[ServerRow]:
         """Return all servers, by machine."""
         rows = [
             ServerRow(said.machine, said.address, said.http_address, self._state(said.address),
-                      said.fingerprint)
+                      said.fingerprint, said.generation)
             for said in self._said.values()
         ]  # fmt: skip
         return sorted(rows, key=lambda row: (row.machine, row.address))

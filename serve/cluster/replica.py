@@ -15,6 +15,7 @@ from serve.client.channel import address_of
 from serve.client.several import CallWithdrawn
 from serve.client.sync_cluster import probe
 from serve.client.sync_connection import Channel
+from serve.cluster.figures import FigureReader, Figures
 from serve.cluster.supervised import Supervised
 from serve.config import Config, load_config
 from serve.config_settings import settings_of
@@ -82,6 +83,7 @@ class Replica:
         self._supervised = Supervised(self._folder)
         self._running: Running | None = None
         self._channel: Channel | None = None
+        self._reader: FigureReader | None = None
 
     @property
     def running(self) -> Running | None:
@@ -94,6 +96,8 @@ class Replica:
         Calls `progress` meanwhile. Raises ConfigError with what the server said when it does not
         start.
         """
+        if (database := self._database) is not None:
+            self._reader = FigureReader(database, int(time.time()))
         fingerprint = self._fingerprint()
         running = _read(self._supervised.version) if self._supervised.pid is not None else None
         if running is None or running.fingerprint != fingerprint or not self._answers(running):
@@ -119,6 +123,15 @@ class Replica:
             return probe(self._channel)
         except (CallWithdrawn, ValueError):
             return Probe.UNREACHED
+
+    def figures(self) -> Figures:
+        """Return what the server has done since `start`; nothing where it keeps no report."""
+        return Figures() if self._reader is None else self._reader.read(int(time.time()))
+
+    @property
+    def _database(self) -> Path | None:
+        given = self._config.report.database
+        return None if given is None else self._folder / Path(given).name
 
     def renew(self) -> None:
         """Want the server on for another lease."""

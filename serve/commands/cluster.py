@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import msgspec
 from rich.table import Table
 
-from serve.cluster.coordinator import Pool
 from serve.cluster.front import Front
+from serve.cluster.pool import Pool, bounds_of, digest_of, update_of
 from serve.cluster.replica import Replica, ReplicaSpec
-from serve.errors import ConfigError
+from serve.errors import ConfigError, ServeError
 from serve.progress import Progress
 from serve.terminal import Console
 from serve.units import parse_duration
@@ -32,7 +32,7 @@ def pool_of(
     name: str,
     config: Path,
     settings: list[str] | None,
-    replicas: int,
+    replicas: str,
     host: str,
     port: int,
     cpus: float,
@@ -44,7 +44,8 @@ def pool_of(
         raise ConfigError(f"--name '{name}': letters, digits and '-' only")
     lease_s = parse_duration(lease)
     spec = ReplicaSpec(name, str(config.resolve()), tuple(settings or ()), "", lease_s)
-    return Pool(spec, replicas, host, port, cpus, gpus)
+    least, most = bounds_of(replicas)
+    return Pool(spec, least, host, port, cpus, gpus, least, most, digest_of(spec.config))
 
 
 def up_on_ray(pool: Pool, address: str, progress: Progress) -> "ClusterStatus":
@@ -54,9 +55,11 @@ def up_on_ray(pool: Pool, address: str, progress: Progress) -> "ClusterStatus":
     with ray_control.connected(address):
         name = pool.spec.cluster
         if ray_control.has(name):  # servers that an update started stay
-            generation = ray_control.pool_of(name).spec.generation
-            spec = msgspec.structs.replace(pool.spec, generation=generation)
-            pool = msgspec.structs.replace(pool, spec=spec)
+            known = ray_control.pool_of(name)
+            spec = msgspec.structs.replace(pool.spec, generation=known.spec.generation)
+            replicas = min(max(known.replicas, pool.least), pool.most)
+            digest = known.digest if spec == known.spec else pool.digest
+            pool = msgspec.structs.replace(pool, spec=spec, replicas=replicas, digest=digest)
         return ray_control.deploy(pool, progress)
 
 
@@ -90,6 +93,10 @@ def up_local(pool: Pool, on_ready: Callable[[], None], progress: Progress) -> No
             front.stop()
             for replica in replicas:
                 replica.stop()
+
+
+class UpdateTakenBack(ServeError):
+    """An update of a cluster did worse than what it was to replace, and is undone."""
 
 
 class _Interrupted(Exception):
@@ -126,11 +133,16 @@ def update(
     name: str,
     address: str,
     config: Path | None,
-    replicas: int | None,
+    replicas: str | None,
     settings: list[str] | None,
+    trial: str,
     progress: Progress,
 ) -> "ClusterStatus":
-    """Start every server of a cluster anew, with what is given in place of what it was."""
+    """Start every server of a cluster anew, with what is given in place of what it was.
+
+    The first is on `trial` for a time, where there are others to compare it with. Raises
+    UpdateTakenBack when it did worse, or did not start.
+    """
     from serve.cluster import ray_control
 
     with ray_control.connected(address):
@@ -142,8 +154,15 @@ def update(
             settings=spec.settings if settings is None else tuple(settings),
             generation=str(time.time_ns()),
         )
-        pool = msgspec.structs.replace(before, spec=after, replicas=replicas or before.replicas)
-        return ray_control.deploy(pool, progress)
+        pool = update_of(before, after, 0.0 if trial == "0" else parse_duration(trial))
+        if replicas is not None:
+            least, most = bounds_of(replicas)
+            count = min(max(pool.replicas, least), most)
+            pool = msgspec.structs.replace(pool, replicas=count, least=least, most=most)
+        found = ray_control.deploy(pool, progress)
+    if found.taken_back:
+        raise UpdateTakenBack(f"the update was taken back: {found.taken_back}")
+    return found
 
 
 def down(name: str, address: str, progress: Progress) -> None:
@@ -169,5 +188,6 @@ def show(found: "ClusterStatus", as_json: bool) -> None:
     console.print(table)
     ready = sum(row.state == "ready" for row in found.servers)
     console.print(f"{found.endpoint} answers for {ready} of {found.wanted} servers.")
-    if found.problem:
-        console.print(found.problem, soft_wrap=True)
+    for told in (found.problem, found.taken_back and f"taken back: {found.taken_back}"):
+        if told:
+            console.print(told, soft_wrap=True)

@@ -24,8 +24,8 @@ _NAME = "default"
 def up_command(
     config: ConfigOption = CONFIG_PATH,
     replicas: Annotated[
-        int, typer.Option(min=1, help="Servers, each on a machine of its own.")
-    ] = 1,
+        str, typer.Option(help="Servers, each on a machine of its own: 3, or 2..6 to follow load.")
+    ] = "1",
     local: Annotated[
         int | None,
         typer.Option(min=1, help="So many servers on this machine instead, without Ray."),
@@ -50,7 +50,8 @@ def up_command(
     """
     from serve.commands.cluster import pool_of, show, up_local, up_on_ray
 
-    pool = pool_of(name, config, settings, local or replicas, host, port, cpus, gpus, lease)
+    count = replicas if local is None else str(local)
+    pool = pool_of(name, config, settings, count, host, port, cpus, gpus, lease)
     with Steps(_errors) as steps:
         if local is not None:
 
@@ -93,17 +94,23 @@ def update_command(
     config: Annotated[
         Path | None, typer.Option("--config", help="Another configuration file.")
     ] = None,
-    replicas: Annotated[int | None, typer.Option(min=1, help="Another number of servers.")] = None,
+    replicas: Annotated[str | None, typer.Option(help="Another number of servers.")] = None,
     settings: SetOption = None,
+    trial: Annotated[
+        str, typer.Option(help="How long the first one is on trial, at most 30m; 0 for no trial.")
+    ] = "1m",
     address: AddressOption = "auto",
     name: NameOption = _NAME,
     as_json: JsonOption = False,
 ) -> None:
-    """Start every server anew, one after the other, with what the configuration file says now."""
+    """Start every server anew, one after the other, with what the configuration file says now.
+
+    The first is on trial beside the others. If it clearly does worse, it is taken back.
+    """
     from serve.commands.cluster import show, update
 
     with Steps(_errors) as steps:
-        found = update(name, address, config, replicas, settings, steps.tell)
+        found = update(name, address, config, replicas, settings, trial, steps.tell)
     show(found, as_json)
 
 

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve.core.versions.canary import LEAST, WINDOW, CanaryTakenBack, RequestEnd
+from serve.core.versions.canary import WINDOW, CanaryTakenBack, RequestEnd
+from serve.core.versions.comparison import LEAST
 from serve.core.versions.router import VersionRouter
 from serve.core.versions.rules import VersionRules
 

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from bench.kit.waiting import wait_for
-from serve.core.versions.canary import LEAST
+from serve.core.versions.comparison import LEAST
 from serve.core.versions.rules import VersionRules
 from serve.errors import ConfigError, InvalidInput, Mismatch, NotReady, UnknownName
 from serve.models.version_file import KeptRules, read_rules, write_rules

@@ -1,0 +1,201 @@
+"""What changes a cluster by itself: figures read from a report, trials and scaling of a pool."""
+
+import sqlite3
+from contextlib import closing
+
+import msgspec
+import pytest
+
+from bench.kit.waiting import wait_for
+from serve.cluster.coordinator import Coordinator
+from serve.cluster.figures import FigureReader, Figures
+from serve.cluster.pool import Pool, PoolKeeper, bounds_of, digest_of, update_of
+from serve.cluster.registry import Announcement
+from serve.cluster.replica import FOLDER_VARIABLE, ReplicaSpec
+from serve.core.versions.comparison import LEAST
+from serve.errors import ConfigError
+from serve.obs.store import RecordStore
+from tests.obs.builders import MS, RUN, START_UNIX_NS, late, record, unanswered
+
+S = 1_000_000_000
+NOW_S = START_UNIX_NS // S
+OLD = ReplicaSpec("c", "old.toml")
+NEW = ReplicaSpec("c", "new.toml", generation="2")
+POOL = Pool(OLD, 2, "127.0.0.1", 1, digest="old")
+ON_TRIAL = msgspec.structs.replace(
+    POOL, spec=NEW, digest="new", before=OLD, digest_before="old", trial_s=60.0
+)
+
+
+def announced(machine, generation="", ready=True, **figures):
+    return Announcement(
+        f"{machine}:1", f"{machine}:2", 1, machine, ready=ready, generation=generation,
+        figures=Figures(**figures),
+    )  # fmt: skip
+
+
+def test_figures_are_sums_over_the_seconds_that_are_over(tmp_path):
+    store = RecordStore(tmp_path / "r.db", RUN)
+    reader = FigureReader(tmp_path / "r.db", NOW_S)
+    assert FigureReader(tmp_path / "none.db", NOW_S).read(NOW_S + 60) == Figures()
+    for row in (
+        record("before", arrived_unix_ns=START_UNIX_NS - 1000 * MS),
+        record("kept"),
+        late("late"),
+        late("slow", cause="estimate"),
+        unanswered("full", "RESOURCE_EXHAUSTED", "queue_full"),
+        unanswered("gone", "CANCELLED", "cancelled"),
+        unanswered("expired", "DEADLINE_EXCEEDED", "deadline"),
+        unanswered("no model", "NOT_FOUND", ""),
+    ):
+        store.count(row, NOW_S)
+    store.count(record("next", arrived_unix_ns=START_UNIX_NS + 1000 * MS), NOW_S + 1)
+    store.commit(NOW_S + 1)
+    run_ns = record().run_ns
+    found = reader.read(NOW_S + 4)
+    assert (found.ended, found.late, found.failed, found.crowded) == (6, 3, 2, 2)
+    assert (found.run_ns, found.cores) == (3 * run_ns, RUN.lanes)
+    assert reader.read(NOW_S + 4) == found
+    later = reader.read(NOW_S + 5)
+    assert (later.ended, later.run_ns) == (7, 4 * run_ns)
+    with closing(sqlite3.connect(tmp_path / "r.db")) as db:
+        db.execute("PRAGMA user_version = 99")
+    assert reader.read(NOW_S + 60) == later
+    store.close()
+
+
+def test_an_update_that_does_worse_is_taken_back():
+    keeper = PoolKeeper(ON_TRIAL, 0)
+    assert keeper.goes_on("2") is None
+    assert "on trial" in keeper.told
+    for at, done in enumerate((0, LEAST)):
+        keeper.take(announced("a", ended=done), at * S)
+        keeper.take(announced("b", "2", ended=done, failed=done), at * S)
+    assert keeper.change(2, 2 * S)
+    reason = keeper.pool.taken_back
+    assert f"{LEAST} of its last {LEAST} requests failed" in reason
+    assert keeper.pool == msgspec.structs.replace(
+        POOL, trial_s=60.0, digest_before="old", taken_back=reason
+    )
+    assert keeper.goes_on("2") is False
+    assert keeper.goes_on("") is True
+    assert not keeper.change(2, 3 * S)
+
+
+def test_an_update_that_does_as_well_is_kept_after_its_trial():
+    keeper = PoolKeeper(ON_TRIAL, 0)
+    for at, done in enumerate((0, 500)):
+        keeper.take(announced("a", ended=done), at * S)
+        keeper.take(announced("b", "2", ended=done), at * S)
+    assert not keeper.change(2, 30 * S)
+    assert keeper.goes_on("2") is None
+    assert not keeper.change(2, 61 * S)
+    assert keeper.goes_on("2") is True
+    assert (keeper.pool.spec, keeper.pool.before, keeper.told) == (NEW, None, "")
+
+
+def test_a_server_that_does_not_start_ends_the_trial_of_its_update_alone():
+    keeper = PoolKeeper(ON_TRIAL, 0)
+    assert not keeper.not_started("1", "an earlier one")
+    assert keeper.not_started("2", "no such key")
+    assert keeper.pool.taken_back == "a server did not start with it: no such key"
+    assert keeper.pool.spec == OLD
+    assert not PoolKeeper(POOL, 0).not_started("", "nothing is on trial")
+
+
+def test_a_pool_that_follows_load_grows_and_one_that_does_not_stays():
+    busy = [announced("a", ended=100 * i, run_ns=i * S) for i in range(60)]
+    for pool, wanted in ((msgspec.structs.replace(POOL, replicas=1, least=1, most=3), 2),
+                         (msgspec.structs.replace(POOL, replicas=1), 1)):  # fmt: skip
+        keeper = PoolKeeper(pool, 0)
+        changes = 0
+        for at, said in enumerate(busy):
+            keeper.take(said, at * S)
+            changes += keeper.change(1, at * S)
+        assert (keeper.pool.replicas, changes) == (wanted, wanted - 1)
+
+
+def test_an_update_knows_what_it_would_be_taken_back_to(tmp_path):
+    old, new = tmp_path / "old.toml", tmp_path / "new.toml"
+    old.write_text("1")
+    new.write_text("2")
+    spec = ReplicaSpec("c", str(old))
+    pool = msgspec.structs.replace(POOL, spec=spec, digest=digest_of(str(old)))
+    after = ReplicaSpec("c", str(new), generation="2")
+    found = update_of(pool, after, 60.0)
+    assert (found.spec, found.before, found.trial_s) == (after, spec, 60.0)
+    # Another one gives way to the first, and neither has a trial where one server is alone.
+    again = msgspec.structs.replace(after, generation="3")
+    assert update_of(found, again, 60.0).before == spec
+    for alone, trial_s in ((msgspec.structs.replace(pool, replicas=1), 60.0), (pool, 0.0)):
+        assert update_of(alone, after, trial_s).before is None
+    old.write_text("3")
+    same = msgspec.structs.replace(spec, generation="2")
+    with pytest.raises(ConfigError, match="has changed since the servers were started"):
+        update_of(pool, same, 60.0)
+    assert update_of(pool, same, 0.0).digest == digest_of(str(old))
+    with pytest.raises(ConfigError, match="--trial: 3600 s is longer than 1800 s"):
+        update_of(pool, after, 3600.0)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        digest_of(str(tmp_path / "none.toml"))
+
+
+def test_servers_start_anew_for_what_they_are_started_with_alone():
+    same = msgspec.structs.replace(
+        POOL, replicas=5, least=1, most=9, before=NEW, trial_s=1.0, taken_back="x", port=2
+    )
+    assert same.version == POOL.version
+    for other in ({"spec": NEW}, {"digest": "x"}, {"cpus": 2.0}, {"gpus": 1.0}):
+        assert msgspec.structs.replace(POOL, **other).version != POOL.version
+
+
+@pytest.mark.parametrize(("said", "bounds"), [("3", (3, 3)), ("2..6", (2, 6)), ("4..4", (4, 4))])
+def test_numbers_of_servers_and_bounds(said, bounds):
+    assert bounds_of(said) == bounds
+
+
+@pytest.mark.parametrize("said", ["0", "-1", "x", "3..2", "0..2", "1..", "..2", "1..2..3", "²"])
+def test_what_are_no_numbers_of_servers_is_refused(said):
+    with pytest.raises(ConfigError, match="--replicas"):
+        bounds_of(said)
+
+
+def test_a_coordinator_deploys_anew_until_it_succeeds_and_remembers(tmp_path, monkeypatch):
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setattr("serve.cluster.coordinator._DEPLOY_AGAIN_S", 0.0)
+    monkeypatch.setattr(Coordinator, "_keep_front", lambda self, pool: None)
+    deployed, failures = [], [OSError("Ray is busy")]
+
+    def deploy(pool):
+        if failures:
+            raise failures.pop()
+        deployed.append(pool)
+
+    coordinator = Coordinator("c", deploy)
+    coordinator.keep(ON_TRIAL)
+    assert coordinator.goes_on("2") is None
+    coordinator.not_started("2", "no such key")
+    wait_for(lambda: deployed, "a deployment")
+    assert [pool.spec for pool in deployed] == [OLD]
+    assert coordinator.goes_on("2") is False
+    told = ("", "a server did not start with it: no such key")
+    wait_for(lambda: coordinator.trial() == told, "it to be done")
+    wait_for(lambda: b"new.toml" not in (tmp_path / "c" / "pool.json").read_bytes(), "the file")
+    # What is on trial ends before Serve is told of another.
+    coordinator.keep(ON_TRIAL)
+    on_trial = announced("b", "2")
+    coordinator.announce(on_trial)
+    coordinator.not_started("2", "once more")
+    assert not coordinator.is_settled()
+    assert len(deployed) == 1
+    coordinator.left(on_trial.address, on_trial.incarnation)
+    wait_for(lambda: len(deployed) == 2, "a second deployment")
+    assert coordinator.is_settled()
+    coordinator.keep(ON_TRIAL)
+    coordinator.announce(on_trial)
+    coordinator.leave_alone()
+    assert coordinator.goes_on("2") is False
+    assert not coordinator.is_settled()
+    coordinator.not_started("2", "it ends")
+    assert len(deployed) == 2
+    coordinator.end()
