@@ -32,7 +32,7 @@ from serve.lane.place import HeldModel
 from serve.lane.process import enter, leave, short_of_descriptors
 from serve.lane.process_heap import ProcessHeap
 from serve.lane.task import PoolTensors, failed, run_model, stopped, wanted_of
-from serve.lane.warm_up import warm_up
+from serve.lane.warm_up import limited_warm_up
 from serve.models.model_signature import Signature
 from serve.models.repository import ModelSpec
 from serve.native import Meter
@@ -157,7 +157,7 @@ class ProcessorPlace:
         self._bound.lift()
         loaded = load_model(message.spec)
         model = with_executor(loaded, message.executor, message.signature, message.package)
-        warm_up(model, message.signature)
+        limited_warm_up(model, message.signature, self.meter)
         return model
 
     def settle(self) -> None:

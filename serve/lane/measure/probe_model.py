@@ -51,7 +51,8 @@ def probe_model(message: ProbeModel, place: Place, tell: Callable[[FromLane], No
         lambda spec, executor: load(spec, executor)[0],
     )
     chosen = choose(model, signature, options)
-    warm_up(chosen.loaded, signature)
+    allocator = _allocator(place, message.max_bytes)
+    warm_up(chosen.loaded, signature, allocator.limited)
     if chosen.loaded.executor == "csr" and isinstance(site, Processor):
         narrow = takes_narrow_edges(chosen.loaded, signature)
         signature = msgspec.structs.replace(signature, narrow_edges=narrow)
@@ -60,7 +61,7 @@ def probe_model(message: ProbeModel, place: Place, tell: Callable[[FromLane], No
         signature,
         budget_s=message.budget_s,
         max_bytes=message.max_bytes,
-        allocator=_allocator(place, message.max_bytes),
+        allocator=allocator,
         progress=lambda step, fraction: tell(Progress(step, fraction)),
         executor_reason=chosen.reason,
         site=site,

@@ -83,3 +83,30 @@ def test_what_could_not_be_measured_is_estimated(found):
 def test_a_run_that_was_ended_leaves_nothing(found):
     assert found["told"] == "TooLarge: it takes more than the 64 MiB that measuring may"
     assert found["left"] == 0
+
+
+def test_a_warm_up_takes_no_more_than_it_may_and_goes_on():
+    """Of a model that compares all pairs, such as one that looks for neighbours by distance."""
+    found = run_metered("""
+        import json, torch
+        from torch import nn
+        from bench.kit.architectures import NODE_INPUTS, wrap
+        from serve.lane import warm_up
+        from serve.native import Meter
+
+        sizes, taken = [], []
+
+        class AllPairs(nn.Module):
+            def forward(self, x, edge_index):
+                sizes.append(len(x))
+                pairs = x[:, None] * x[None]
+                taken.append(pairs.nbytes)
+                return pairs.sum(1)
+
+        meter = Meter.attach()
+        loaded, signature = wrap(AllPairs(), "pairs", NODE_INPUTS, 64)
+        sizes.clear(), taken.clear()
+        warm_up.limited_warm_up(loaded, signature, meter)
+        print(json.dumps([sizes, max(taken)]))
+    """)
+    assert found == [[16, 256, 2048, 16], 256 * 256 * 64 * 4]
