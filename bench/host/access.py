@@ -6,7 +6,8 @@ Three servers on the native front answer the same request of the demo's GCN, one
 turns: without encryption, with TLS, and with TLS and a token. A client keeps its connection, so
 handshakes are not in the latencies. What the second and third step add is the difference between
 neighbours in time; `added_us` has its median, and `interval_us` the 95 % bootstrap interval of
-that.
+that. `server_us` is the processor time of the server's main process per request: what a step adds
+to it is the server's, the rest the client's.
 """
 
 import argparse
@@ -21,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from bench.kit.measure import elapsed_us, in_turns, median_interval, percentiles
+from bench.kit.processes import processor_ns
 from bench.kit.script import Script, Table
 from bench.kit.servers import ServerProcess
 from serve.access.tokens import Token, TokensFile, hash_of, new_token, write_tokens
@@ -37,7 +39,8 @@ SCRIPT = Script(
     tables=[
         Table("Latency of a small request, µs", "rows", {
             "connection": "{way}", "p50": "{p50:,.0f}", "p99": "{p99:,.0f}",
-            "added": "{added_us:,.1f}", "from": "{interval_us[0]:,.1f}",
+            "server's processor": "{server_us:,.0f}", "added": "{added_us:,.1f}",
+            "from": "{interval_us[0]:,.1f}",
             "to": "{interval_us[1]:,.1f}", "aim": "{aim_us:,.0f}",
         })
     ],
@@ -45,8 +48,8 @@ SCRIPT = Script(
 
 
 @contextmanager
-def clients() -> Iterator[dict[str, Client]]:
-    """Yield a client of each server, each step after the one that it is compared with."""
+def clients() -> Iterator[dict[str, tuple[Client, int]]]:
+    """Yield a client and the process of each server, each after what it is compared with."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         certificate, key = own_certificate(folder)
@@ -74,11 +77,12 @@ def clients() -> Iterator[dict[str, Client]]:
             target = server.target
             if "server.tls" in sections:
                 target = f"https://localhost:{server.grpc_port}"
-            found[way] = stack.enter_context(
+            client = stack.enter_context(
                 Client(target, credentials=certificate, token=credential)
                 if credential or "server.tls" in sections
                 else Client(target)
             )
+            found[way] = client, server.pid
         yield found
 
 
@@ -107,12 +111,19 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     with clients() as asked:
         ways = {
             way: partial(elapsed_us, client.infer, "gcn", **tensors)
-            for way, client in asked.items()
+            for way, (client, _) in asked.items()
         }
-        times = in_turns(ways, options.rounds, warm_up=max(1, options.rounds // 20))
+        in_turns(ways, max(1, options.rounds // 20), warm_up=0)
+        before_ns = {way: processor_ns(pid) for way, (_, pid) in asked.items()}
+        times = in_turns(ways, options.rounds, warm_up=0)
+        spent_us = {
+            way: (processor_ns(pid) - before_ns[way]) / 1e3 / options.rounds
+            for way, (_, pid) in asked.items()
+        }
     rows, before = [], None
     for way, taken in times.items():
         row: dict[str, Any] = {"way": way, **percentiles(taken, (5, 50, 99))}
+        row["server_us"] = round(spent_us[way], 1)
         if before is not None:
             added = np.array(taken) - np.array(before)
             middle, *interval = median_interval(added, 1)
