@@ -56,7 +56,7 @@ class Lanes:
             self.rollout.lane_models.answered(lane_id, message.key, failure)
 
     @contextmanager
-    def calibrator(self, domain, writable):
+    def calibrator(self, domain, writable, *, yields=False):
         yield self
 
     def probe(self, message, timeout_s, progress):
@@ -392,7 +392,7 @@ class Hanging:
         monkeypatch.setattr(lanes, "calibrator", self.calibrator)
 
     @contextmanager
-    def calibrator(self, domain, writable):
+    def calibrator(self, domain, writable, *, yields=False):
         yield self
 
     def kill(self):
