@@ -43,6 +43,16 @@ class RequestFields(TypedDict, total=False):
     retry: bool
 
 
+def refuse_unknown(options: Mapping[str, object]) -> None:
+    """Raise TypeError for what is no field of a ``Request``, such as an input of a model's own."""
+    for name in options:
+        if name not in RequestFields.__annotations__:
+            raise TypeError(
+                f"'{name}' is no option of infer; if it is an input of the model, give all inputs"
+                f" as a mapping by name: infer(model, {{'{name}': …}})"
+            )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One request: give `data`, or arrays, or `node_ids` or `nodes` of the resident `graph`.

@@ -31,7 +31,13 @@ from serve.client.facts import (
 )
 from serve.client.graphs import GraphChange, change_request
 from serve.client.joint import Answers
-from serve.client.requests import GivenFanouts, Request, RequestFields, fanouts_text
+from serve.client.requests import (
+    GivenFanouts,
+    Request,
+    RequestFields,
+    fanouts_text,
+    refuse_unknown,
+)
 from serve.client.retries import TimeLimit
 from serve.client.streaming import Outcome, PendingRequests
 from serve.client.sync_connection import Channel, Transport
@@ -151,6 +157,7 @@ class Client(Versions, Jobs):
             The answer; its `outputs` are numpy arrays by name, and `output` is the first of them.
             For a list of models, the answer of each by its name in the list.
         """
+        refuse_unknown(options)
         request = Request(model=model, data=data, **options)
         return self.ask_jointly(request) if request.is_joint else self.ask(request)
 

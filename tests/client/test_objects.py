@@ -13,6 +13,7 @@ from torch_geometric.loader import DataLoader
 
 from serve.client import Answer, InvalidRequest, ModelInterface, QosFacts, Request, TensorFacts
 from serve.client.objects import read_graph
+from serve.client.requests import refuse_unknown
 
 
 def model(name, optional=(), **inputs):
@@ -493,3 +494,11 @@ def test_declared_outputs_are_cut_by_what_their_rows_count():
     assert [len(first.outputs[name]) for name in whole.outputs] == [1, 0, 2, 1]
     assert [len(second.outputs[name]) for name in whole.outputs] == [2, 3, 1, 1]
     assert read_graph(Data(x=X, edge_index=EDGES), {}, GCN).graph_rows == {}
+
+
+def test_a_models_own_input_by_keyword_is_refused_with_the_way_to_give_it():
+    with pytest.raises(
+        TypeError, match=r"give all inputs as a mapping by name: infer\(model, {'z'"
+    ):
+        refuse_unknown({"x": 1, "timeout_s": 2, "z": 3})
+    refuse_unknown({"x": 1, "timeout_s": 2})
