@@ -28,6 +28,8 @@ from serve.native import Meter
 
 Send = Callable[[FromLane], None]
 
+#: Buffers that torch's libraries take in the first step of a process and keep, at most.
+_ONCE_BYTES = 1 << 20
 #: Progress is told no more often.
 _TELL_NS = 100_000_000
 
@@ -90,11 +92,14 @@ def _train(
     told_ns = kept_ns = clock.now_ns()
     kept = done
     took_ns = steps = 0
+    once_bytes = _ONCE_BYTES
     while done < message.steps:
         began_ns = clock.now_ns()
         if meter is not None:
-            meter.insert(message.step_bytes)
+            # What stays is reserved besides, and the first step makes a part of it.
+            meter.insert(message.step_bytes + step.state_to_come_bytes() + once_bytes)
         loss = step.run(graph.inputs, graph.rows, graph.labels)
+        once_bytes = 0
         if meter is not None:
             meter.clear()
         done += 1

@@ -108,6 +108,14 @@ class TrainStep:
         finally:
             self.module.train()
 
+    def state_to_come_bytes(self) -> int:
+        """Return the bytes of the optimiser's state that the next step makes; 0 once it is there.
+
+        Adam keeps two moments of each parameter, and counts its steps.
+        """
+        state = self.optimizer.state
+        return sum(2 * one.nbytes + 4 for one in self.module.parameters() if one not in state)
+
     def persistent_bytes(self) -> int:
         """Return the bytes of weights, buffers and the optimiser's state, after a first step."""
         states = [

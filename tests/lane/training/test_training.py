@@ -85,6 +85,16 @@ def test_steps_after_a_checkpoint_are_those_without_one(folder, tmp_path):
     assert JobFolder(tmp_path).steps_kept() == 7
 
 
+def test_what_the_first_step_makes_and_keeps_is_known_before_it():
+    step = steps_of()
+    before = step.persistent_bytes()
+    to_come = step.state_to_come_bytes()
+    graph = {"x": torch.randn(20, 32), "edge_index": torch.randint(20, (2, 60))}
+    step.run(graph, torch.arange(10), torch.zeros(10, dtype=torch.int64))
+    assert step.persistent_bytes() - before == to_come > 0
+    assert step.state_to_come_bytes() == 0
+
+
 def test_judging_leaves_no_trace(folder):
     graph = TrainingGraph.read(folder / "shared" / "graph.safetensors")
     judged, other = steps_of(), steps_of()
