@@ -486,7 +486,7 @@ class Violation(_message.Message):
     def __init__(self, request_uid: _Optional[str] = ..., client_id: _Optional[str] = ..., model: _Optional[str] = ..., tenant: _Optional[str] = ..., cause: _Optional[str] = ..., arrived_unix_ns: _Optional[int] = ..., num_nodes: _Optional[int] = ..., num_edges: _Optional[int] = ..., latency_ms: _Optional[float] = ..., qos_target_ms: _Optional[float] = ..., latency_over_qt: _Optional[float] = ..., solo_estimate_ms: _Optional[float] = ..., run_estimate_ms: _Optional[float] = ..., backlog_ms: _Optional[float] = ..., stages_ms: _Optional[_Mapping[str, float]] = ..., lane: _Optional[int] = ..., group_id: _Optional[int] = ..., group_size: _Optional[int] = ..., co_runners: _Optional[int] = ..., group_mates: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ReportResponse(_message.Message):
-    __slots__ = ("requests", "answered", "violations", "violation_rate", "attainment", "latency_over_qt", "jct_over_qt_mean", "quet_over_qt_mean", "by_model", "by_cause", "memory", "rejected", "overhead", "attainment_interval", "expired_late", "latency_ms", "run_over_estimate", "first_unix_ns", "last_unix_ns", "worst", "rows_lost")
+    __slots__ = ("requests", "answered", "violations", "violation_rate", "attainment", "latency_over_qt", "jct_over_qt_mean", "quet_over_qt_mean", "by_model", "by_cause", "memory", "rejected", "overhead", "attainment_interval", "expired_late", "latency_ms", "run_over_estimate", "first_unix_ns", "last_unix_ns", "worst", "rows_lost", "by_machine")
     class ByModelEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -515,6 +515,13 @@ class ReportResponse(_message.Message):
         key: str
         value: float
         def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class ByMachineEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: ModelReport
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[ModelReport, _Mapping]] = ...) -> None: ...
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     ANSWERED_FIELD_NUMBER: _ClassVar[int]
     VIOLATIONS_FIELD_NUMBER: _ClassVar[int]
@@ -536,6 +543,7 @@ class ReportResponse(_message.Message):
     LAST_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     WORST_FIELD_NUMBER: _ClassVar[int]
     ROWS_LOST_FIELD_NUMBER: _ClassVar[int]
+    BY_MACHINE_FIELD_NUMBER: _ClassVar[int]
     requests: int
     answered: int
     violations: int
@@ -557,4 +565,5 @@ class ReportResponse(_message.Message):
     last_unix_ns: int
     worst: _containers.RepeatedCompositeFieldContainer[Violation]
     rows_lost: int
-    def __init__(self, requests: _Optional[int] = ..., answered: _Optional[int] = ..., violations: _Optional[int] = ..., violation_rate: _Optional[float] = ..., attainment: _Optional[float] = ..., latency_over_qt: _Optional[_Union[Quantiles, _Mapping]] = ..., jct_over_qt_mean: _Optional[float] = ..., quet_over_qt_mean: _Optional[float] = ..., by_model: _Optional[_Mapping[str, ModelReport]] = ..., by_cause: _Optional[_Mapping[str, int]] = ..., memory: _Optional[_Union[MemoryReport, _Mapping]] = ..., rejected: _Optional[_Mapping[str, int]] = ..., overhead: _Optional[_Mapping[str, float]] = ..., attainment_interval: _Optional[_Iterable[float]] = ..., expired_late: _Optional[int] = ..., latency_ms: _Optional[_Union[Quantiles, _Mapping]] = ..., run_over_estimate: _Optional[_Union[Quantiles, _Mapping]] = ..., first_unix_ns: _Optional[int] = ..., last_unix_ns: _Optional[int] = ..., worst: _Optional[_Iterable[_Union[Violation, _Mapping]]] = ..., rows_lost: _Optional[int] = ...) -> None: ...
+    by_machine: _containers.MessageMap[str, ModelReport]
+    def __init__(self, requests: _Optional[int] = ..., answered: _Optional[int] = ..., violations: _Optional[int] = ..., violation_rate: _Optional[float] = ..., attainment: _Optional[float] = ..., latency_over_qt: _Optional[_Union[Quantiles, _Mapping]] = ..., jct_over_qt_mean: _Optional[float] = ..., quet_over_qt_mean: _Optional[float] = ..., by_model: _Optional[_Mapping[str, ModelReport]] = ..., by_cause: _Optional[_Mapping[str, int]] = ..., memory: _Optional[_Union[MemoryReport, _Mapping]] = ..., rejected: _Optional[_Mapping[str, int]] = ..., overhead: _Optional[_Mapping[str, float]] = ..., attainment_interval: _Optional[_Iterable[float]] = ..., expired_late: _Optional[int] = ..., latency_ms: _Optional[_Union[Quantiles, _Mapping]] = ..., run_over_estimate: _Optional[_Union[Quantiles, _Mapping]] = ..., first_unix_ns: _Optional[int] = ..., last_unix_ns: _Optional[int] = ..., worst: _Optional[_Iterable[_Union[Violation, _Mapping]]] = ..., rows_lost: _Optional[int] = ..., by_machine: _Optional[_Mapping[str, ModelReport]] = ...) -> None: ...
