@@ -53,13 +53,12 @@ def test_a_load_tells_who_was_late_by_which_clock(tmp_path):
     traces = traces_of(Namespace(workload="small", nodes=100, requests=4_000), tmp_path)
     traces.solo = {task: Solo(MS, MS, MS, 0, 0) for task in traces.tasks(0)}
     server = SimpleNamespace(target="", pid=1)
-    row = at_load(Client(), server, traces, 0.001)
+    row = at_load(Client(), "this", {"this": server}, traces, 0.001)
     assert row["rate_hz"] == pytest.approx(len(os.sched_getaffinity(0)))
     assert row["requests"] == FEWEST
     assert row["late_server"] == pytest.approx(0.2)
     assert row["missed"] == pytest.approx(0.2)
     assert row["over_qt"]["p99"] == pytest.approx(2.5)
     # At more arrivals a second the trace is as long as it may be, not longer.
-    assert at_load(Client(), server, traces, 0.05)["requests"] == pytest.approx(
-        20 * row["rate_hz"] * 50, abs=1
-    )
+    more = at_load(Client(), "this", {"this": server}, traces, 0.05)
+    assert more["requests"] == pytest.approx(20 * row["rate_hz"] * 50, abs=1)
