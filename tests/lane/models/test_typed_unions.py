@@ -70,6 +70,17 @@ def graph(interface, rng):
     return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
+def assert_alike(declared, module, graphs):
+    """Assert that the graphs merged give each what it gives alone, to the bit."""
+    sizes = [declared.sizes(one) for one in graphs]
+    joined = join(declared, graphs, sizes)
+    assert joined_sizes(sizes) == declared.sizes(joined)
+    found = split(declared.interface, declared(module, joined), sizes)
+    for own, given_alone in zip(found, graphs, strict=True):
+        for one, alone in zip(own, declared(module, given_alone), strict=True):
+            assert torch.equal(one, alone)
+
+
 @given(interfaces(), st.integers(0, 2**32), st.integers(2, 5))
 @settings(max_examples=150, deadline=None)
 def test_outputs_merged_equal_outputs_alone(interface, seed, count):
@@ -77,14 +88,7 @@ def test_outputs_merged_equal_outputs_alone(interface, seed, count):
     rng = np.random.default_rng(seed)
     module = Sums()
     declared = DeclaredForward(module, interface, "sums:1")
-    graphs = [graph(interface, rng) for _ in range(count)]
-    sizes = [declared.sizes(graph) for graph in graphs]
-    joined = join(declared, graphs, sizes)
-    assert joined_sizes(sizes) == declared.sizes(joined)
-    found = split(interface, declared(module, joined), sizes)
-    for own, given_alone in zip(found, graphs, strict=True):
-        for one, alone in zip(own, declared(module, given_alone), strict=True):
-            assert torch.equal(one, alone)
+    assert_alike(declared, module, [graph(interface, rng) for _ in range(count)])
 
 
 def test_what_belongs_to_a_request_as_a_whole_has_no_place_in_a_union():
@@ -109,13 +113,7 @@ def test_graphs_of_two_kinds_of_things_are_those_of_either(seed, count):
             found[f"x.{kind}"] = torch.from_numpy(rng.integers(-9, 9, (number, 2))).float()
             found[f"batch.{kind}"] = torch.from_numpy(rng.integers(0, things.max(), number))
         graphs.append(found)
-    sizes = [declared.sizes(one) for one in graphs]
-    joined = join(declared, graphs, sizes)
-    assert joined_sizes(sizes) == declared.sizes(joined)
-    found = split(interface, declared(module, joined), sizes)
-    for own, given_alone in zip(found, graphs, strict=True):
-        for one, alone in zip(own, declared(module, given_alone), strict=True):
-            assert torch.equal(one, alone)
+    assert_alike(declared, module, graphs)
 
 
 def test_an_output_of_graphs_may_have_a_row_for_each_thing_of_any_kind():
