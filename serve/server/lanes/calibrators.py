@@ -167,8 +167,14 @@ class Calibrators:
         finally:
             with self._yields_lock:
                 self._yielding.discard(calibrator)
+                self._standing = self._standing and bool(self._yielding)
             self._running.discard(calibrator)
             calibrator.close()
+
+    @property
+    def yielding(self) -> bool:
+        """True while there is a calibrator that yields."""
+        return bool(self._yielding)
 
     def keep_off(self, lane_executes: bool) -> None:
         """Have calibrators that yield stand still while a lane executes on their core."""

@@ -36,6 +36,8 @@ class Trainers:
 
     def keep_calibrators_off(self) -> None:
         """Have calibrators that yield stand still while a lane executes on their core."""
+        if not self._calibrators.yielding:
+            return
         cores = self._processes[0].lanes[0].cores
         executing = [lane for lane in self._lanes.values() if lane.executes]
         self._calibrators.keep_off(any(not cores or lane.core in cores for lane in executing))
