@@ -180,10 +180,11 @@ void bind_plain(nb::module_& module) {
             "The model's counts, as its shapes tell them.")
         .def_prop_ro("largest", &largest_of, nb::sig("def largest(self) -> dict[str, int]"),
                      "Largest value, by name, of each index that numbers graphs and has values.")
-        .def_prop_ro("graph_sizes", &graph_sizes_of,
-                     nb::sig("def graph_sizes(self) -> dict[str, tuple[int, int, int]]"),
-                     "By name of each index of which they are counted: pairs of things in one graph,\n"
-                     "each with itself, graphs, and things of the largest.")
+        .def_prop_ro(
+            "graph_sizes", &graph_sizes_of,
+            nb::sig("def graph_sizes(self) -> dict[str, tuple[int, int, int]]"),
+            "By name of each index of which they are counted: pairs of things in one graph,\n"
+            "each with itself, graphs, and things of the largest.")
         .def_prop_ro("wanted", &wanted_of, nb::sig("def wanted(self) -> list[str]"),
                      "Names of the outputs asked for; empty for all.")
         .def_prop_ro(
