@@ -43,6 +43,7 @@ def engine(tmp_path_factory, trouble, models):
     found = Engine(config, device, lambda record: None, calibration_cache(config, device))
     found.start()
     found.open()
+    found.wait_loaded()
     yield found
     found.stop()
 

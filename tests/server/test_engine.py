@@ -71,6 +71,7 @@ def start(trouble, folder, records, journal=None):
     with pytest.raises(NotReady, match="starting"):
         engine.submit(call(trouble.graph()))
     engine.open()
+    engine.wait_loaded()
     assert not records
     return engine
 

@@ -58,6 +58,7 @@ def both_fronts(folder, repository):
     engine.start()
     engine.open()
     engine.wait_loaded()
+    engine.wait_loaded()
     servers, channels = [], []
     for front in ("python", "native"):
         options = ServerConfig(grpc_port=0, front=front, max_message="16 MiB")

@@ -59,6 +59,7 @@ def started(tmp_path_factory, jokers, records):
     found = Engine(config, device, records.append, calibration_cache(config, device))
     found.start()
     found.open()
+    found.wait_loaded()
     yield found
     found.stop()
 

@@ -93,6 +93,7 @@ def engine(tmp_path_factory, trouble, models, records):
     found = Engine(config, device, records.append, calibration_cache(config, device))
     found.start()
     found.open()
+    found.wait_loaded()
     yield found
     found.stop()
 

@@ -66,6 +66,7 @@ def engine(tmp_path_factory, trouble, model):
     found = Engine(config, device, RECORDS.append, calibration_cache(config, device))
     found.start()
     found.open()
+    found.wait_loaded()
     yield found
     found.stop()
 

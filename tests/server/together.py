@@ -12,7 +12,8 @@ def ended_together(engine, trouble, calls) -> list[Future]:
     with ThreadPoolExecutor(4) as threads:
         with trouble.holding() as held:
             first = threads.submit(engine.submit(call(held)).result)
-            wait_for(trouble.running, "a running request")
+            wait_for(lambda: trouble.running() or first.done(), "a running request")
+            assert not first.done(), first.result()
             tickets = [engine.submit(one) for one in calls]
             answers = [threads.submit(ticket.result) for ticket in tickets]
             state = engine.driver.scheduler.state
