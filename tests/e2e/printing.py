@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 FIRST = 1000
-#: Lines of `print_many_lines`.
-MANY = 1_000_000
+#: Lines of `print_many_lines` and of `print_some_lines`.
+MANY, SOME = 1_000_000, 50
 _libc = ctypes.CDLL(None)
 
 print("imported")
@@ -60,6 +60,11 @@ def print_many_lines() -> None:
         print(number)
 
 
+def print_some_lines() -> None:
+    for number in range(SOME):
+        print(number, "x" * number)
+
+
 def print_a_long_line() -> None:
     print("x" * 1_000_000)
     print("after it")
@@ -82,7 +87,7 @@ def abort_in_c() -> None:
 
 DEEDS = [
     print_a_line, print_an_error, print_progress, warn, log, write_from_c, print_many_lines,
-    print_a_long_line, write_no_text, abort_in_a_line, abort_in_c,
+    print_a_long_line, write_no_text, abort_in_a_line, abort_in_c, print_some_lines,
 ]  # fmt: skip
 
 

@@ -23,16 +23,16 @@ from tests.e2e import printing
 from tests.e2e.support import REPOSITORY, Graph, infer, raw_channel
 from tests.processes import PATIENCE_S, descendants, wait_for
 
-LINES = int(os.environ.get("LOG_LINES", 600))
+LINES = int(os.environ.get("LOG_LINES", 2000))
 LANES, CALLERS, MODELS = 4, 4, 8
 #: Lines of the log from one kill to the next: where all is slow, killing by time leaves no lane
 #: that prints.
-LINES_A_KILL = 40
+LINES_A_KILL = 400
 #: Deeds that end by themselves, those that print most more often.
 DEEDS = [
     printing.print_a_line, printing.print_an_error, printing.print_progress, printing.warn,
     printing.log, printing.write_from_c, printing.print_a_long_line, printing.write_no_text,
-    *[printing.write_no_text] * 8,
+    *[printing.print_some_lines, printing.write_no_text] * 4,
 ]  # fmt: skip
 
 
