@@ -7,10 +7,12 @@ counts vary each by itself (`bench.kit.random_requests`), in a process with a la
 meter. Memory: estimate ÷ measured − 1 of the peak of inputs and tensors, and what a run needed,
 with what kernels took besides and the answer, ÷ what would be reserved for it. The estimate is the
 one that a run has, its things of each kind and its pairs in one graph counted. Time: |estimate ÷
-measured − 1| of the median of four runs. All requests run once in each of four rounds, in random
-order, as a server's requests follow one another: the second of two equal runs finds its tensors in
-the caches and takes about a tenth less. `machine itself` is how far two of the rounds are from the
-other two.
+measured − 1|. All requests run once in each of four rounds, in random order, as a server's requests
+follow one another: the second of two equal runs finds its tensors in the caches and takes about a
+tenth less. `calibrated` compares the calibration alone with the median of a request's four runs;
+`corrected` compares each run with the estimate that a server would have at that moment, corrected
+by the runs before it, a quarter of them left out; `machine itself` is how far two of the rounds are
+from the other two.
 """
 
 import argparse
@@ -33,6 +35,10 @@ from serve.lane.measure.calibrate import calibrate
 from serve.lane.measure.probe_signature import probe_signature
 from serve.native import Meter
 
+Counts = tuple[int, ...]
+Times = np.ndarray[Any, np.dtype[np.float64]]
+Order = np.ndarray[Any, np.dtype[np.int64]]
+
 #: Requests that are estimated to need more are drawn again.
 LIMIT_BYTES = 256 << 20
 #: Below this, constants and rounding rule; the worst error is given above it only.
@@ -48,7 +54,8 @@ SCRIPT = Script(
             "model": "{model}", "executor": "{executor}", "requests": "{requests}",
             "memory, median": "{memory_median:.2%}", "worst over 1 MB": "{memory_worst:.2%}",
             "lowest": "{memory_low:.2%}", "need ÷ reserve": "{need_share_of_reserve_max:.3f}",
-            "time, median": "{time_median:.1%}", "p95": "{time_p95:.0%}",
+            "time, calibrated": "{time_median:.1%}, {time_p95:.0%}",
+            "corrected": "{corrected_median:.1%}, {corrected_p95:.0%}",
             "machine itself": "{repeat_median:.1%}",
         })
     ],
@@ -90,9 +97,10 @@ def row(name: str, executor: str, options: argparse.Namespace, meter: Meter) -> 
         if measured >= LARGE_BYTES:
             large.append(memory[-1])
         needs.append((held + estimator.output_bytes(*counts)) / reserve)
-    took = _in_rounds([run for *_, run in requests])
+    took, orders = _in_rounds([run for *_, run in requests])
     fitted = np.array([estimator.fitted_ns(*counts) for counts in sizes])
     times = np.abs(fitted / np.median(took, axis=0) - 1)
+    corrected = _corrected(estimator, sizes, took, orders)
     repeats = np.abs(np.median(took[::2], axis=0) / np.median(took[1::2], axis=0) - 1)
     return {
         "model": name,
@@ -106,21 +114,42 @@ def row(name: str, executor: str, options: argparse.Namespace, meter: Meter) -> 
         "need_share_of_reserve_max": _rounded(max(needs)),
         "time_median": _rounded(np.median(times)),
         "time_p95": _rounded(np.quantile(times, 0.95)),
+        "corrected_median": _rounded(np.median(corrected)),
+        "corrected_p95": _rounded(np.quantile(corrected, 0.95)),
         "repeat_median": _rounded(np.median(repeats)),
         "warning": calibration.warning,
     }
 
 
-def _in_rounds(runs: Sequence[Callable[[], Any]]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Return the processor time of each run in each round, in ns: [ROUNDS, runs]."""
+def _in_rounds(runs: Sequence[Callable[[], Any]]) -> tuple[Times, list[Order]]:
+    """Return the processor time of each run in each round, in ns, and each round's order.
+
+    Times are [ROUNDS, runs].
+    """
     took = np.empty((ROUNDS, len(runs)))
     rng = np.random.default_rng(5)
-    for row in took:
-        for at in rng.permutation(len(runs)):
+    orders = [rng.permutation(len(runs)) for _ in took]
+    for row, order in zip(took, orders, strict=True):
+        for at in order:
             started_ns = time.thread_time_ns()
             runs[at]()
             row[at] = time.thread_time_ns() - started_ns
-    return took
+    return took, orders
+
+
+def _corrected(
+    estimator: ModelEstimator, sizes: Sequence[Counts], took: Times, orders: Sequence[Order]
+) -> Times:
+    """Return |estimate ÷ measured − 1| of the runs but the first quarter, in their order.
+
+    The estimate learns from each run after it is compared.
+    """
+    errors = []
+    for row, order in zip(took, orders, strict=True):
+        for at in order:
+            errors.append(abs(estimator.run_ns(*sizes[at]) / row[at] - 1))
+            estimator.observe_run(sizes[at], int(row[at]))
+    return np.array(errors[len(errors) // 4 :])
 
 
 def _rounded(value: Any) -> float:
