@@ -8,9 +8,10 @@ from collections.abc import Callable
 
 import msgspec
 
-from serve.cluster.pool import Pool, PoolKeeper
+from serve.cluster.pool import Pool
 from serve.cluster.registry import Announcement, Registry, ServerRow
 from serve.cluster.replica import state_folder
+from serve.cluster.rollout import Rollout
 from serve.cluster.servers_file import write_servers
 from serve.cluster.supervised import Supervised
 from serve.errors import ConfigError
@@ -20,10 +21,6 @@ _LOOK_S = 0.1
 _END_S = 15.0
 #: A front that ended is started again after this.
 _RESTART_S = 5.0
-#: A deployment that failed is tried again after this.
-_DEPLOY_AGAIN_S = 5.0
-#: The server of an update that is given up has so long to end; its machine may be lost.
-_MOST_END_S = 120.0
 
 
 class Coordinator:
@@ -42,24 +39,18 @@ class Coordinator:
         self._front = Supervised(self._folder / "front")
         self._lock = threading.Lock()
         self._deploy = deploy
-        self._keeper: PoolKeeper | None = None
-        #: The servers are not as the pool says, by what the keeper decided.
-        self._undeployed = self._is_ending = False
-        self._next_deploy_s, self._not_deployed = 0.0, ""
-        #: An update that was on trial and is given up: its servers end before Serve is told.
-        self._given_up: str | None = None
-        self._given_up_s = 0.0
-        #: What the pool's file holds.
+        self._rollout: Rollout | None = None
+        #: What the files hold.
         self._kept: Pool | None = None
+        self._written: list[Announcement] | None = None
         known: list[Announcement] = []
         if self._pool_file.exists():
             pool = msgspec.json.decode(self._pool_file.read_bytes(), type=Pool)
-            self._keeper = PoolKeeper(pool, time.monotonic_ns())
+            self._rollout = Rollout(pool, time.monotonic_ns())
             if self._known_file.exists():
                 known = msgspec.json.decode(self._known_file.read_bytes(), type=list[Announcement])
-        lease_s = 3600.0 if self._keeper is None else self._keeper.pool.spec.lease_s
+        lease_s = 3600.0 if self._rollout is None else self._rollout.pool.spec.lease_s
         self._registry = Registry(lease_s, known, time.monotonic())
-        self._written: object = None
         self._problem = ""
         self._next_start_s = 0.0
         self._over = threading.Event()
@@ -69,76 +60,59 @@ class Coordinator:
     def keep(self, pool: Pool) -> None:
         """Have the cluster be so; a front that listens elsewhere ends."""
         with self._lock:
-            if self._keeper is not None and self._keeper.pool.endpoint != pool.endpoint:
-                self._front.end(_END_S)
-            if self._keeper is not None and self._keeper.on_trial != pool.spec.generation:
-                self._give_up(self._keeper.on_trial)
-            self._keeper = PoolKeeper(pool, time.monotonic_ns())
-            self._undeployed, self._not_deployed, self._is_ending = False, "", False
-            replace_file(self._pool_file, msgspec.json.encode(pool))
-            self._kept = pool
+            now_ns = time.monotonic_ns()
+            if self._rollout is None:
+                self._rollout = Rollout(pool, now_ns)
+            else:
+                if self._rollout.pool.endpoint != pool.endpoint:
+                    self._front.end(_END_S)
+                self._rollout.keep(pool, now_ns)
+            self._write(pool)
 
     def pool(self) -> Pool:
         """Return how the cluster is to be."""
         with self._lock:
-            if self._keeper is None:
+            if self._rollout is None:
                 raise ConfigError("the cluster has not been set up")
-            return self._keeper.pool
+            return self._rollout.pool
 
     def announce(self, said: Announcement) -> bool:
         """See ``Registry.announce``."""
         with self._lock:
-            if self._keeper is not None:
-                self._keeper.take(said, time.monotonic_ns())
+            if self._rollout is not None:
+                self._rollout.take(said, time.monotonic_ns())
             return self._registry.announce(said, time.monotonic())
 
     def goes_on(self, generation: str) -> bool | None:
-        """See ``PoolKeeper.goes_on``; nothing goes on when the cluster is about to end."""
+        """See ``Rollout.goes_on``."""
         with self._lock:
-            if self._is_ending:
-                return False
-            return None if self._keeper is None else self._keeper.goes_on(generation)
+            return None if self._rollout is None else self._rollout.goes_on(generation)
 
     def is_settled(self) -> bool:
-        """Return True when no server of an update that was given up is left.
-
-        Serve kills replicas whose constructors have not returned, as those of a trial, and nobody
-        would end their servers then.
-        """
+        """See ``Rollout.is_settled``."""
         with self._lock:
-            waited_s = time.monotonic() - self._given_up_s
-            return (
-                self._given_up is None
-                or not self._registry.has(self._given_up)
-                or waited_s > _MOST_END_S
+            return self._rollout is None or self._rollout.is_settled(
+                self._registry.has, time.monotonic_ns()
             )
 
-    def _give_up(self, update: str | None) -> None:
-        """Remember an update that was on trial."""
-        if update is not None:
-            self._given_up, self._given_up_s = update, time.monotonic()
-
     def leave_alone(self) -> None:
-        """Change nothing by itself any more: the cluster is about to end."""
+        """See ``Rollout.leave_alone``."""
         with self._lock:
-            self._is_ending = True
-            if self._keeper is not None:
-                self._give_up(self._keeper.on_trial)
+            if self._rollout is not None:
+                self._rollout.leave_alone(time.monotonic_ns())
 
     def not_started(self, generation: str, reason: str) -> None:
         """See ``PoolKeeper.not_started``."""
         with self._lock:
-            if self._keeper is not None and self._keeper.not_started(generation, reason):
-                self._undeployed = True
-                self._give_up(generation)
+            if self._rollout is not None:
+                self._rollout.not_started(generation, reason, time.monotonic_ns())
 
     def trial(self) -> tuple[str, str]:
         """Return how the trial of an update stands, and why the last was taken back; or empty."""
         with self._lock:
-            if self._keeper is None:
+            if self._rollout is None:
                 return "", ""
-            anew = "the servers are being deployed anew" if self._undeployed else ""
-            return self._keeper.told or anew, self._keeper.pool.taken_back
+            return self._rollout.told, self._rollout.pool.taken_back
 
     def left(self, address: str, incarnation: int) -> None:
         """See ``Registry.left``."""
@@ -157,7 +131,8 @@ class Coordinator:
 
     def problem(self) -> str:
         """Return what is wrong with the front, or with servers; empty when nothing is."""
-        return self._problem or self._not_deployed
+        with self._lock:
+            return self._problem or ("" if self._rollout is None else self._rollout.problem)
 
     def end(self) -> None:
         """End the front, and leave no file of the cluster's state."""
@@ -172,40 +147,40 @@ class Coordinator:
         while not self._over.wait(_LOOK_S):
             with self._lock:
                 self._registry.look(time.monotonic())
-                known, keeper = self._registry.known(), self._keeper
-                if keeper is None:
+                known, rollout = self._registry.known(), self._rollout
+                if rollout is None:
                     continue
-                update = keeper.on_trial
-                if not self._is_ending and keeper.change(
-                    self._registry.ready_count, time.monotonic_ns()
-                ):
-                    self._undeployed = True
-                    self._give_up(update)
-                pool = keeper.pool
-                if pool != self._kept:
-                    replace_file(self._pool_file, msgspec.json.encode(pool))
-                    self._kept = pool
+                rollout.change(self._registry.ready_count, time.monotonic_ns())
+                pool = rollout.pool
+                self._write(pool)
                 if known != self._written:
                     replace_file(self._known_file, msgspec.json.encode(known))
                     write_servers(self._servers_file, *self._registry.servers())
                     self._written = known
             self._keep_front(pool)
-            due = self._undeployed and not self._is_ending and self.is_settled()
-            if due and time.monotonic() >= self._next_deploy_s:
-                self._deploy_anew(pool)
+            self._deploy_anew(rollout)
 
-    def _deploy_anew(self, pool: Pool) -> None:
-        """Have the servers be as the pool says; tried again later when that fails."""
+    def _write(self, pool: Pool) -> None:
+        if pool != self._kept:
+            replace_file(self._pool_file, msgspec.json.encode(pool))
+            self._kept = pool
+
+    def _deploy_anew(self, rollout: Rollout) -> None:
+        """Have the servers be as the pool says, if that is due."""
+        with self._lock:
+            pool = rollout.due(self._registry.has, time.monotonic_ns())
+        if pool is None:
+            return
+        problem = ""
         try:
             self._deploy(pool)
         except Exception as error:
-            self._not_deployed = f"the servers were not deployed anew: {error}"
-            self._next_deploy_s = time.monotonic() + _DEPLOY_AGAIN_S
-            return
+            problem = str(error)
         with self._lock:
-            self._not_deployed = ""
-            # Who changed the pool meanwhile may have deployed it before this did.
-            self._undeployed = self._keeper is not None and self._keeper.pool != pool
+            if problem:
+                rollout.not_deployed(problem, time.monotonic_ns())
+            else:
+                rollout.deployed(pool)
 
     def _keep_front(self, pool: Pool) -> None:
         if self._front.pid is not None:

@@ -9,29 +9,15 @@ import pytest
 from bench.kit.waiting import wait_for
 from serve.cluster.coordinator import Coordinator
 from serve.cluster.figures import FigureReader, Figures
-from serve.cluster.pool import Pool, PoolKeeper, bounds_of, digest_of, update_of
-from serve.cluster.registry import Announcement
+from serve.cluster.pool import PoolKeeper, bounds_of, digest_of, update_of
 from serve.cluster.replica import FOLDER_VARIABLE, ReplicaSpec
 from serve.core.versions.comparison import LEAST
 from serve.errors import ConfigError
 from serve.obs.store import RecordStore
+from tests.cluster.pools import NEW, OLD, ON_TRIAL, POOL, S, announced
 from tests.obs.builders import MS, RUN, START_UNIX_NS, late, record, unanswered
 
-S = 1_000_000_000
 NOW_S = START_UNIX_NS // S
-OLD = ReplicaSpec("c", "old.toml")
-NEW = ReplicaSpec("c", "new.toml", generation="2")
-POOL = Pool(OLD, 2, "127.0.0.1", 1, digest="old")
-ON_TRIAL = msgspec.structs.replace(
-    POOL, spec=NEW, digest="new", before=OLD, digest_before="old", trial_s=60.0
-)
-
-
-def announced(machine, generation="", ready=True, **figures):
-    return Announcement(
-        f"{machine}:1", f"{machine}:2", 1, machine, ready=ready, generation=generation,
-        figures=Figures(**figures),
-    )  # fmt: skip
 
 
 def test_figures_are_sums_over_the_seconds_that_are_over(tmp_path):
@@ -162,7 +148,7 @@ def test_what_are_no_numbers_of_servers_is_refused(said):
 
 def test_a_coordinator_deploys_anew_until_it_succeeds_and_remembers(tmp_path, monkeypatch):
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
-    monkeypatch.setattr("serve.cluster.coordinator._DEPLOY_AGAIN_S", 0.0)
+    monkeypatch.setattr("serve.cluster.rollout.DEPLOY_AGAIN_NS", 0)
     monkeypatch.setattr(Coordinator, "_keep_front", lambda self, pool: None)
     deployed, failures = [], [OSError("Ray is busy")]
 
