@@ -52,6 +52,8 @@ _TRIAL_S = 3600.0
 #: Servers that have not stopped by then are told of as an error.
 _END_S = 600.0
 _POLL_S = 0.2
+#: The newest release of Ray that all tests have passed with.
+_KNOWN_RAY = "2.60"
 
 
 class ClusterStatus(msgspec.Struct, frozen=True):
@@ -289,14 +291,34 @@ def _deploy(pool: Pool) -> None:
         graceful_shutdown_wait_loop_s=0.1,
         max_constructor_retry_count=3,
     )  # fmt: skip
-    # Without a version Serve takes every deployment for another one and starts all servers anew.
-    deployment = deployment.options(version=pool.version, _internal=True)
     target = ray_serve.RunTarget(
-        target=deployment.bind(spec), name=_application(spec.cluster), route_prefix=None
+        target=versioned(deployment, pool.version).bind(spec),
+        name=_application(spec.cluster),
+        route_prefix=None,
     )
     ray_serve.run_many(
         [target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False
     )
+
+
+def versioned(deployment: Any, version: str) -> Any:
+    """Return a deployment whose servers stay while its version does; raises ConfigError.
+
+    Without a version Serve takes every deployment for another one and starts all servers anew. Its
+    public way to one, a declarative configuration, needs Ray's dashboard and deletes all declared
+    applications that the configuration leaves out, so those of other clusters and users.
+    """
+    try:
+        found = deployment.options(version=version, _internal=True)
+        kept = found.version
+    except (TypeError, ValueError, AttributeError) as error:
+        kept = error
+    if kept != version:
+        raise ConfigError(
+            f"Ray {ray.__version__}: its deployments take no version ({kept}), so every change "
+            f"would start all servers anew; install Ray {_KNOWN_RAY}, which is tried"
+        )
+    return found
 
 
 def status(cluster: str) -> ClusterStatus:

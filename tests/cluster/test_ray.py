@@ -254,7 +254,7 @@ def test_a_cluster_that_follows_load_grows_with_it(cluster):
     scale = [own.get(word, word) for word in scale]
     before = cluster.status()["servers"]
     cluster.run(*scale)
-    assert cluster.status()["servers"] == before
+    assert cluster.status()["servers"] == before, "Ray has started servers anew: see `versioned`"
     with Load(cluster, threads=8, graph=LARGE, pause_s=0.0):
         wait_for(lambda: cluster.states() == ["ready"] * 3, "a third server")
     with Load(cluster) as load:
