@@ -9,7 +9,6 @@ import random
 import shutil
 import signal
 import threading
-import time
 from contextlib import ExitStack, suppress
 
 import grpc
