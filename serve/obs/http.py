@@ -75,10 +75,10 @@ _STOP_S = 1.0
 _CHECK_S = 0.1
 
 
-def listening_socket(host: str, port: int) -> socket.socket:
+def listening_socket(host: str, port: int, option: str = "server.http_port") -> socket.socket:
     """Listen on `host`:`port`; port 0 is any free one.
 
-    Raises ConfigError, which names host, port and reason, when that is impossible.
+    Raises ConfigError, which names option, host, port and reason, when that is impossible.
     """
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -88,7 +88,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
         )
     except (OSError, OverflowError) as error:
         reason = "already in use" if _is_taken(error) else str(error)
-        raise ConfigError(f"server.http_port: cannot listen on {host}:{port}: {reason}") from error
+        raise ConfigError(f"{option}: cannot listen on {host}:{port}: {reason}") from error
 
 
 def private_socket() -> tuple[str, socket.socket]:

@@ -82,7 +82,7 @@ class Feed:
         watched.watchers += 1
         if watched.task is None:
             watched.task = asyncio.ensure_future(self._keep(watched))
-        return _Stream(self._events(watched), lambda: self._leave(watched))
+        return EventStream(self._events(watched), lambda: self._leave(watched))
 
     async def _events(self, watched: Watched) -> AsyncIterator[bytes]:
         seen = 0
@@ -109,27 +109,27 @@ class Feed:
             try:
                 seen = await self.ask(lambda db: watched.view.update(db, time.time()))
             except Exception as error:
-                watched.all = watched.changes = _event("problem", {"error": str(error)})
+                watched.all = watched.changes = event("problem", {"error": str(error)})
             else:
                 points = {point.start_s: point for point in seen["points"]}
                 fresh = [point for at, point in points.items() if sent.get(at) != point]
                 sent = points
-                watched.all = _event("all", seen)
-                watched.changes = _event("changes", seen | {"points": fresh})
+                watched.all = event("all", seen)
+                watched.changes = event("changes", seen | {"points": fresh})
             watched.number += 1
             changed, watched.changed = watched.changed, asyncio.Event()
             changed.set()
             await asyncio.sleep(max(EVERY_S - (loop.time() - begun_s), 0.2))
 
 
-class _Stream:
+class EventStream:
     """Iterator that says when it is closed, also when it never began."""
 
     def __init__(self, events: AsyncIterator[bytes], closed: Callable[[], None]) -> None:
         self._events = events
         self._closed: Callable[[], None] | None = closed
 
-    def __aiter__(self) -> "_Stream":
+    def __aiter__(self) -> "EventStream":
         return self
 
     async def __anext__(self) -> bytes:
@@ -142,5 +142,6 @@ class _Stream:
             self._closed = None
 
 
-def _event(name: str, data: Any) -> bytes:
+def event(name: str, data: Any) -> bytes:
+    """Return a server-sent event."""
     return b"event: %s\ndata: %s\n\n" % (name.encode(), msgspec.json.encode(data))

@@ -21,8 +21,8 @@ from serve.rest.errors import RestError, invalid
 from serve.rest.feed import Feed
 from serve.rest.replies import HttpReply, Path, as_json
 
-_ASSETS = FilePath(__file__).parent / "assets" / "live"
-_TYPES = {
+ASSETS = FilePath(__file__).parent / "assets" / "live"
+TYPES = {
     "html": "text/html", "css": "text/css", "js": "text/javascript", "LICENSE": "text/plain"
 }  # fmt: skip
 _NAMES = ("model", "version", "tenant")
@@ -35,7 +35,7 @@ class LivePage:
 
     def __init__(self, feed: Feed) -> None:
         self._feed = feed
-        self._assets = {file.name: file.read_bytes() for file in _ASSETS.iterdir()}
+        self._assets = {file.name: file.read_bytes() for file in ASSETS.iterdir()}
 
     def table(self) -> list[Path]:
         """Return all paths."""
@@ -88,7 +88,7 @@ class LivePage:
         return _json(await self._feed.ask(lambda db: story_of(db, uid, at)))
 
     def _file(self, name: str) -> HttpReply:
-        kind = f"{_TYPES[name.rpartition('.')[2]]}; charset=utf-8"
+        kind = f"{TYPES[name.rpartition('.')[2]]}; charset=utf-8"
         return HttpReply(self._assets[name], kind, headers=PAGE_POLICY)
 
 

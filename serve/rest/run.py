@@ -7,12 +7,9 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import msgspec
-import uvicorn
 
 from serve.access.certificates import Certificates, CurrentContext
 from serve.access.watching import FileWatcher
@@ -22,7 +19,7 @@ from serve.obs.log import setup_logging
 from serve.rest.app import make_app
 from serve.rest.backend import Backend
 from serve.rest.bodies import BodyReader
-from serve.rest.connections import IDLE_S, Connection, Connections
+from serve.rest.connections import Connections
 from serve.rest.counts import Counts
 from serve.rest.documentation import Documentation
 from serve.rest.feed import Feed
@@ -30,6 +27,7 @@ from serve.rest.infer_paths import InferPaths
 from serve.rest.lifeline import ALIVE, DRAIN
 from serve.rest.live import LivePage
 from serve.rest.paths import Paths
+from serve.rest.serving import Server, config_of
 from serve.rest.settings import INSIDE_VARIABLE, Settings
 
 #: Bytes of bodies and answers that are held at once, as a multiple of the largest message.
@@ -54,15 +52,6 @@ def main() -> None:
     asyncio.run(_serve(settings))
 
 
-class _Server(uvicorn.Server):
-    """A uvicorn server that leaves signals alone."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Install no handlers."""
-        yield
-
-
 async def _serve(settings: Settings) -> None:
     tally = Counts()
     most_bytes = settings.max_message_bytes
@@ -77,17 +66,7 @@ async def _serve(settings: Settings) -> None:
     paths += Documentation(backend, paths).table()
     feed = Feed(Path(settings.database))
     paths += LivePage(feed).table()
-    config = uvicorn.Config(
-        make_app(paths, bodies, tally, callers),
-        http=partial(Connection, connections),
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        timeout_keep_alive=IDLE_S,
-    )
+    config = config_of(make_app(paths, bodies, tally, callers), connections)
     watched = list(callers.watched)
     if settings.certificates is not None:
         certificates = Certificates(settings.certificates)
@@ -96,7 +75,7 @@ async def _serve(settings: Settings) -> None:
         config.ssl = CurrentContext.of(certificates)
     watcher = FileWatcher(*watched)
     watcher.start()
-    server = _Server(config)
+    server = Server(config)
     listener = socket.socket(fileno=settings.listener_fd)
     with socket.socket(fileno=settings.lifeline_fd) as lifeline:
         lifeline.setblocking(False)
@@ -112,7 +91,7 @@ async def _serve(settings: Settings) -> None:
     watcher.stop()
 
 
-async def _tell_alive(lifeline: socket.socket, server: uvicorn.Server) -> None:
+async def _tell_alive(lifeline: socket.socket, server: Server) -> None:
     loop = asyncio.get_running_loop()
     with contextlib.suppress(ConnectionError):
         while True:
@@ -121,7 +100,7 @@ async def _tell_alive(lifeline: socket.socket, server: uvicorn.Server) -> None:
             await asyncio.sleep(_ALIVE_S if server.started else 0.01)
 
 
-async def _obey(lifeline: socket.socket, server: uvicorn.Server, feed: Feed) -> None:
+async def _obey(lifeline: socket.socket, server: Server, feed: Feed) -> None:
     loop = asyncio.get_running_loop()
     try:
         told = await loop.sock_recv(lifeline, 1)

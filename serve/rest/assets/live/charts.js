@@ -59,8 +59,8 @@ function colour(name) {
 }
 
 export class Chart {
-  /** `opened(from, until)` is called with the seconds of the point that is chosen. */
-  constructor(spec, opened) {
+  /** `opened(from, until)` is called with the seconds of the point that is chosen; without it none is. */
+  constructor(spec, opened = null) {
     this.spec = spec;
     this.opened = opened;
     this.keys = spec.lines.map(() => make("output"));
@@ -76,7 +76,7 @@ export class Chart {
       return make("li", {}, sample, `${name} `, this.keys[i]);
     }));
     this.box = make("div", { class: "plot", id: `plot-${spec.id}`, tabindex: 0, role: "slider", "aria-label":
-      `${spec.title}: arrow keys move along time, Enter lists the requests`, "aria-valuemin": 0, "aria-valuenow": 0,
+      `${spec.title}: arrow keys move along time${opened ? ", Enter lists the requests" : ""}`, "aria-valuemin": 0, "aria-valuenow": 0,
       onkeydown: (event) => this.pressed(event), onblur: () => this.move(null) });
     this.numbers = make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `Numbers: ${spec.title}` });
     this.details = make("details", { ontoggle: () => this.tabulate() }, make("summary", {}, "Numbers"), this.numbers);
@@ -180,7 +180,7 @@ export class Chart {
   }
 
   open(index) {
-    if (index == null || !this.data?.[0].length) return;
+    if (!this.opened || index == null || !this.data?.[0].length) return;
     const from = this.data[0][index];
     this.opened(from, from + this.seen.width_s, this.box);
   }

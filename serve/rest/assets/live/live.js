@@ -1,7 +1,8 @@
 // The live page: a stream of numbers, and what shows them.
 import { Chart, named, PLOTS } from "./charts.js";
 import { showRequests, showStory, close } from "./story.js";
-import { bytes, clock, count, figures, make, ms, percent, table, zone } from "./text.js";
+import { follow as read, tell } from "./stream.js";
+import { bytes, clock, count, figures, fill, HEADS, list, make, ms, numbers, percent, table, zone } from "./text.js";
 
 const WINDOWS = { "5m": "5 minutes", "1h": "1 hour", "6h": "6 hours", "1d": "1 day" };
 const FOCUS = ["model", "version", "tenant"];
@@ -48,67 +49,18 @@ function follow() {
   at("focus").hidden = !names.length;
   at("focus").querySelector("span").textContent = `Only ${names.join(", ")}.`;
   const query = new URLSearchParams(focus).toString();
-  if (query !== streamed) { streamed = query; start(query); }
+  if (query !== streamed) {
+    streamed = query;
+    points.clear();
+    stream?.abort();
+    stream = read(`/live/events?${query}`, show);
+  }
   const { window: _, ...filter } = focus;
   if (given.get("request")) showStory(given.get("request"), given.get("at"));
   else if (given.get("from")) showRequests(Number(given.get("from")), Number(given.get("until")), { ...filter, cause: given.get("cause") });
   else close();
 }
 addEventListener("hashchange", follow);
-
-function tell(state, text) {
-  const link = at("link");
-  if (link.textContent !== text) link.textContent = text;
-  link.dataset.state = state;
-}
-
-/** Reads the stream until it is replaced; connects again when it ends. */
-async function start(query) {
-  stream?.abort();
-  const mine = (stream = new AbortController());
-  points.clear();
-  let pause = 500, since = null;
-  while (!mine.signal.aborted) {
-    let why = "the server does not answer";
-    try {
-      const answer = await fetch(`/live/events?${query}`, { signal: mine.signal, cache: "no-store" });
-      if (!answer.ok) why = (await answer.json().catch(() => ({}))).error ?? `status ${answer.status}`;
-      else {
-        await read(answer.body, mine, () => { pause = 500; since = null; });
-        why = "the server ended the connection";
-      }
-    } catch (error) {
-      if (mine.signal.aborted) return;
-    }
-    since ??= new Date();
-    tell("lost", `no numbers since ${clock(since / 1000)}: ${why}; trying again`);
-    await new Promise((done) => setTimeout(done, pause));
-    pause = Math.min(2 * pause, 5000);
-  }
-}
-
-async function read(body, mine, came) {
-  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
-  let text = "";
-  // The server writes every second; silence is a lost connection, which nothing else may tell.
-  for (;;) {
-    let timer;
-    const silence = new Promise((done) => { timer = setTimeout(() => done({ done: true }), 8000); });
-    const { value, done } = await Promise.race([reader.read(), silence]);
-    clearTimeout(timer);
-    if (done) { reader.cancel().catch(() => {}); return; }
-    text += value;
-    const events = text.split("\n\n");
-    text = events.pop();
-    for (const event of events) {
-      if (mine.signal.aborted) return;
-      const [name, data] = event.split("\n").map((line) => line.slice(line.indexOf(": ") + 2));
-      came();
-      if (name === "problem") tell("lost", JSON.parse(data).error);
-      else show(name, JSON.parse(data));
-    }
-  }
-}
 
 function show(name, seen) {
   if (name === "all") points.clear();
@@ -121,8 +73,7 @@ function show(name, seen) {
     ? `gnnserve ${server.version} on ${server.device}, ${lanesOf(server)}, policy ${server.policy}, discipline ${server.discipline}; ` +
       `started ${clock(server.started_unix_ns / 1e9)}` : "";
   at("empty").hidden = seen.total.requests > 0;
-  const alarms = at("alarms");
-  if (alarms.innerText !== seen.alarms.join("\n")) alarms.replaceChildren(...seen.alarms.map((text) => make("li", {}, text)));
+  list(at("alarms"), seen.alarms);
   tiles(seen);
   charts.forEach((chart) => chart.show(seen));
   tables(seen);
@@ -148,20 +99,8 @@ function tiles(seen) {
     ["Lanes up", state && server ? `${Math.min(state.lanes_up, started)} of ${started}` : "–", server ? `${server.lanes} run at once` : "", state && server && state.lanes_up < started],
     ["Memory reserved now", state ? bytes(state.reserved_bytes) : "–", server ? `of ${bytes(server.budget_bytes)}` : ""],
   ];
-  const box = at("numbers");
-  if (!box.children.length) box.append(...rows.map(([name]) => make("div", { class: "tile" }, make("h2", {}, name), make("strong"), make("p"))));
-  rows.forEach(([, value, note, bad], i) => {
-    const tile = box.children[i];
-    tile.classList.toggle("bad", Boolean(bad));
-    [[1, value], [2, note]].forEach(([child, text]) => { if (tile.children[child].textContent !== text) tile.children[child].textContent = text; });
-  });
+  fill(at("numbers"), rows);
 }
-
-const HEADS = [["Requests", "n"], ["Late", "n"], ["p50", "n"], ["p99", "n"], ["p99 ÷ target", "n"]];
-const numbers = (line) => {
-  const late = line.answered ? line.late / line.answered : null;
-  return [count(line.requests), [percent(late), late > 0.01 ? "n bad" : "n"], ms(line.latency_ms[0]), ms(line.latency_ms[2]), figures(line.over[2])];
-};
 
 let shownTables = "", latest = null;
 /** Shows the tables; only what changed is made again, so that a reader keeps the place. */

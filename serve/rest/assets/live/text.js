@@ -71,3 +71,25 @@ export function table(label, heads, rows) {
   );
   return make("table", { class: "cards", "aria-label": label }, make("thead", {}, head), make("tbody", {}, ...body));
 }
+
+/** Shows the texts as items of a list; one that is the same stays, so that it is not read out again. */
+export function list(box, texts) {
+  if (box.innerText !== texts.join("\n")) box.replaceChildren(...texts.map((text) => make("li", {}, text)));
+}
+
+/** Shows rows of a name, a value, a note and whether it is bad as tiles. */
+export function fill(box, rows) {
+  if (!box.children.length) box.append(...rows.map(([name]) => make("div", { class: "tile" }, make("h2", {}, name), make("strong"), make("p"))));
+  rows.forEach(([, value, note, bad], i) => {
+    const tile = box.children[i];
+    tile.classList.toggle("bad", Boolean(bad));
+    [[1, value], [2, note]].forEach(([child, text]) => { if (tile.children[child].textContent !== text) tile.children[child].textContent = text; });
+  });
+}
+
+/** Headings of totals in a table, and the cells of a line of them. */
+export const HEADS = [["Requests", "n"], ["Late", "n"], ["p50", "n"], ["p99", "n"], ["p99 ÷ target", "n"]];
+export const numbers = (line) => {
+  const late = line.answered ? line.late / line.answered : null;
+  return [count(line.requests), [percent(late), late > 0.01 ? "n bad" : "n"], ms(line.latency_ms[0]), ms(line.latency_ms[2]), figures(line.over[2])];
+};
