@@ -1,4 +1,4 @@
-"""Commands about several machines: `cluster up|status|drain|update|down|plan`."""
+"""Commands about several machines: `cluster up|status|drain|update|down|page|plan`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from serve.commands.options import CONFIG_PATH, ConfigOption, SetOption
+from serve.commands.server_access import TokenOption
 from serve.commands.steps import Steps
 from serve.terminal import Console
 
@@ -121,6 +122,29 @@ def down_command(address: AddressOption = "auto", name: NameOption = _NAME) -> N
 
     with Steps(_errors) as steps:
         down(name, address, steps.tell)
+
+
+@app.command("page")
+def page_command(
+    server: Annotated[
+        list[str] | None,
+        typer.Option(help="A server's host:port for HTTP, or name=host:port; once for each."),
+    ] = None,
+    name: NameOption = _NAME,
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0: any free one.")] = 8003,
+    token: TokenOption = None,
+) -> None:
+    """Serve one live page of all servers, until a signal; prints its address.
+
+    Without --server they are those of a cluster whose head is this machine.
+    """
+    from serve.cluster.live_page import ClusterServers, named_servers, run_page
+
+    given = named_servers(server) if server else None
+    run_page(
+        host, port, ClusterServers(name) if given is None else lambda: given, token, typer.echo
+    )
 
 
 @app.command("plan")

@@ -17,7 +17,7 @@ TRIED = {
     "CONTRIBUTING.md": {"sh", "python test", "python policy"},
     "docs/access.md": {"toml tls", "toml tokens", "toml tenant", "sh access"},
     "docs/cluster.md": {"sh front", "sh local", "sh machines", "sh ray", "sh change", "sh scale",
-                        "sh report", "sh kuberay", "toml plan", "sh plan"},
+                        "sh page", "sh page-of", "sh report", "sh kuberay", "toml plan", "sh plan"},
     "docs/client.md": {"python server", "python targets"},
     "docs/import.md": {
         "python file=net.py", "python file=train.py",
