@@ -90,7 +90,7 @@ SECTIONS: dict[str, tuple[Entry, ...]] = {
         Entry("What does each way of sending a graph take, in time and processor time?",
               "host.requests ways", "host.md"),
         Entry("Do JSON bodies of 50 MB delay gRPC requests?",
-              "host.json_beside", "/docs/http.md", ()),
+              "host.json_beside", "host.md"),
         Entry("What does a run wait for between server and lane?",
               "host.handover", "live.md"),
         Entry("What does a request cost the server behind each front of its port?",

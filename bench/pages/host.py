@@ -66,6 +66,10 @@ TABLES: dict[str, Callable[[], str]] = {
         "operated, µs": "{operated_us:,.0f}",
         "added": "{added[0]:.1%} ({added[1]:.1%} to {added[2]:.1%})",
     }),
+    "JSON beside": lambda: flat(read_result("json_beside")["ways"], {
+        "small requests beside": "{way}", "p50, ms": "{p50:.2f}", "p99, ms": "{p99:.2f}",
+        "large answers": "{large}",
+    }),
     "report size": lambda: flat(read_result("report_size")["forms"], {
         "form": "{form}", "time, s": "{seconds:.2f}", "processor time, s": "{processor_s:.2f}",
         "memory, MB": "{megabytes:,.0f}",
