@@ -233,7 +233,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "merging": merging,
     "training steps": lambda: flat(read_result("training_step")["rows"], {
         "model": "{model} {shape}", "nodes": "{nodes:,}", "PyG, ms": "{pyg_ms:.1f}",
-        "`csr`, ms": "{csr_ms:.1f}", "PyG ÷ `csr`": "{ratio[0]:.2f} ({ratio[1]:.2f} to {ratio[2]:.2f})",
+        "`csr`, ms": "{csr_ms:.1f}",
+        "PyG ÷ `csr`": "{ratio[0]:.2f} ({ratio[1]:.2f} to {ratio[2]:.2f})",
     }),
     "memory estimates by graphs": pmc_by_graphs,
     "memory estimates by model": pmc_by_model,
