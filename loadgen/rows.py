@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from loadgen.measure import Sample
+from serve.csv_cells import cells
 from serve.errors import ConfigError
 
 _COLUMNS: dict[str, Callable[[Sample], object]] = {
@@ -34,6 +35,6 @@ def write_rows(path: Path, samples: Iterable[Sample]) -> None:
             writer = csv.writer(file)
             writer.writerow(_COLUMNS)
             for sample in sorted(samples, key=lambda one: one.index):
-                writer.writerow(cell(sample) for cell in _COLUMNS.values())
+                writer.writerow(cells(value(sample) for value in _COLUMNS.values()))
     except OSError as error:
         raise ConfigError(f"--csv: {path}: {error.strerror}") from None

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from serve.csv_cells import cells
 from serve.errors import ConfigError
 from serve.obs.databases import by_machine, of_machine
 from serve.obs.frame import DTYPES
@@ -90,14 +91,14 @@ def write_csv(
             writer = csv_format.writer(file)
             writer.writerow(head)
             if first is not None:
-                writer.writerow(first)
+                writer.writerow(cells(first))
                 for number, row in enumerate(rows, 2):
                     if 0 <= most < number:
                         raise ConfigError(
                             f"more than {most:,} rows: narrow them by since, from, until, model, "
                             "version, tenant, client or cause; gnnserve report --csv has no limit"
                         )
-                    writer.writerow(row)
+                    writer.writerow(cells(row))
     except BrokenPipeError:
         raise
     except OSError as error:

@@ -9,6 +9,7 @@ import pytest
 
 from bench.kit.waiting import PATIENCE_S
 from loadgen.measure import Sample, summarise
+from loadgen.rows import write_rows
 from loadgen.verdict import Condition, find_limit
 from serve.errors import ConfigError
 from serve.workload import TraceHeader
@@ -131,6 +132,21 @@ def test_a_run_with_conditions_and_rows(fake_server, sender, tmp_path):
     refused = next(row for row in rows if row["status"] != "OK")
     assert refused["message"].startswith("queue full")
     assert all(float(row["latency_ms"]) > 0 for row in rows)
+
+
+def test_rows_have_no_formulas_of_servers(tmp_path):
+    sample = Sample(
+        model="=1+1",
+        due_ns=0,
+        lag_ns=-1_000_000,
+        latency_ns=1,
+        status="INTERNAL",
+        message="@SUM(A1)",
+    )
+    write_rows(tmp_path / "rows.csv", [sample])
+    with (tmp_path / "rows.csv").open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert (row["model"], row["message"], row["lag_ms"]) == ("'=1+1", "'@SUM(A1)", "-1.000")
 
 
 def test_the_limit_of_a_server_that_refuses_every_fourth(fake_server, sender):

@@ -189,3 +189,14 @@ def test_rows_that_were_lost_are_told_everywhere(tmp_path):
     done = report_command(tmp_path / "r.db", "--json")
     assert json.loads(done.stdout)["rows_lost"] == 1234
     assert "1,234 rows are missing here" in report_command(tmp_path / "r.db").stdout
+
+
+def test_csv_has_no_formulas_of_clients(tmp_path):
+    tenants = ("=1+1", "+cmd", "-cmd", "@SUM(A1)", "\t=1", "＝1", "plain", "-1.5", "a=b")
+    store_all(tmp_path / "r.db", [record(f"r{n}", tenant=one) for n, one in enumerate(tenants)])
+    write_csv({"": tmp_path / "r.db"}, Selection(), tmp_path / "rows.csv")
+    with (tmp_path / "rows.csv").open(newline="", encoding="utf-8") as file:
+        found = {row["request_uid"]: row for row in csv.DictReader(file)}
+    written = [found[f"r{n}"]["tenant"] for n in range(len(tenants))]
+    assert written == [f"'{one}" for one in tenants[:6]] + ["plain", "-1.5", "a=b"]
+    assert {row["run_ns"] for row in found.values()} == {str(record().run_ns)}
