@@ -13,8 +13,11 @@ from serve.ipc.private_memory import private_bytes
 _log = logging.getLogger(__name__)
 
 _PERIOD_S = 5.0
-#: Growth since the last time from which on freed memory is given back.
+#: Growth since the last time from which on freed memory is given back at once.
 KEEP_BYTES = 64 << 20
+#: Less growth than that, and more than this, waits for so many looks: each return takes some
+#: milliseconds, in which no thread gets memory from the C library.
+_LITTLE_BYTES, _PATIENCE_LOOKS = 1 << 20, 4
 # A C library other than glibc may not have it.
 _malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
 if _malloc_trim is not None:
@@ -29,6 +32,8 @@ class HeapTrimmer:
         self._period_s = period_s
         #: Private memory after the last time, or less since.
         self._base_bytes = private_bytes()
+        #: Looks since the last time.
+        self._looks = 0
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="heap", daemon=True)
 
@@ -43,10 +48,13 @@ class HeapTrimmer:
             self._thread.join()
 
     def look(self) -> None:
-        """Give freed memory back when the process has grown by more than may be kept."""
+        """Give freed memory back when the process has grown by much, or by a little for a while."""
+        self._looks += 1
+        most_bytes = self._keep_bytes if self._looks < _PATIENCE_LOOKS else _LITTLE_BYTES
         now_bytes = private_bytes()
-        if now_bytes > self._base_bytes + self._keep_bytes and _malloc_trim is not None:
+        if now_bytes > self._base_bytes + most_bytes and _malloc_trim is not None:
             _malloc_trim(0)
+            self._looks = 0
             now_bytes = self._base_bytes = private_bytes()
         self._base_bytes = min(self._base_bytes, now_bytes)
 
