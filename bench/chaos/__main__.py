@@ -299,6 +299,9 @@ def calm(lives: Lives) -> dict[str, Any]:
         "lanes": LANES,
         "lanes_up": metrics.get("gnnserve_lanes_up"),
         "regions": lives.outside.regions(),
+        "copies of models that are not served": (
+            lives.outside.copies() - lives.outside.copies_of_served()
+        ),
         **{name: metrics.get(metric) for name, metric in HELD_AT_THE_END.items()},
     }
 

@@ -9,15 +9,15 @@ something does not hold.
 import json
 import sys
 from bisect import bisect
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from bench.chaos.growth import ENOUGH_LANES, GROWTH, growths
 from bench.chaos.record import Asked, Outcome, Record, Row, S
 
 #: Largest difference of an answer from plain PyG's, as a share of the output's scale.
@@ -34,30 +34,6 @@ BUSY_SHARE = 0.9
 #: Longest time that `ready` may say 200 though the gRPC port does not answer: the server's watchdog
 #: calls its own port so often.
 UNNOTICED_S = 5.0
-#: Fewer calls than this in one life of the server say nothing about leaks; and in a lane's life,
-#: of which many are short, so that the median of them counts.
-ENOUGH_CALLS, ENOUGH_OF_LANE, ENOUGH_LANES = 20_000, 8_000, 5
-#: Least share of a life that is left out, and parts of the rest. The least that was held in each
-#: part counts, of descriptors the median, as what is held for a moment is no leak.
-WARM_UP, STRETCHES = 0.2, 8
-#: The same of a lane, whose life is short, and which meets its models and sizes first.
-WARM_UP_OF_LANE = 0.4
-#: Most growth per 10,000 calls.
-GROWTH = {
-    "rss_bytes": 2**19,
-    "fds": 1.0,
-    "threads": 1.0,
-    "gateway_rss_bytes": 2**19,
-    "gateway_fds": 1.0,
-    "gateway_threads": 1.0,
-    "lane_private_bytes": 2**20,
-    "lane_fds": 1.0,
-    "lane_threads": 1.0,
-    "shared_files": 0.5,
-    "temporary_files": 0.5,
-    # A row for each call, of less than a KiB with its indices.
-    "database_bytes": 10_000 * 2**10,
-}
 #: Share of requests in time beside a flood, as a part of that without, and the least number of
 #: requests on either side to judge it by.
 BESIDE_FLOOD, ENOUGH_BESIDE = 0.9, 500
@@ -89,21 +65,13 @@ EXPIRY_S = 3.0
 FLOODS = 0
 #: What the server held at the end, and what it left.
 NOTHING_AT_THE_END = (
-    "reserved_bytes", "staged_bytes", "waiting", "inside", "regions", "processes left",
-    "shared memory left", "files left",
+    "reserved_bytes", "staged_bytes", "waiting", "inside", "regions",
+    "copies of models that are not served", "processes left", "shared memory left", "files left",
 )  # fmt: skip
 #: Reasons that the report gives for UNAVAILABLE, by whether the model misbehaves.
 _UNAVAILABLE = {"draining", "not_ready", "lane_lost"}
 _UNAVAILABLE_BAD = _UNAVAILABLE | {"quarantined"}
 _CLIENT_GAVE_UP = {"CANCELLED", "DEADLINE_EXCEEDED"}
-
-
-class _Sample(NamedTuple):
-    """What something held at a moment, after so many calls."""
-
-    at: int
-    calls: float
-    value: float
 
 
 class Finding(NamedTuple):
@@ -372,66 +340,26 @@ def _busy(record: Record) -> Finding:
 
 
 def check_growth(record: Record) -> Iterator[Finding]:
-    """What the server holds does not grow with the number of calls."""
+    """What the server holds does not grow with the number of calls.
+
+    Too much is what is more than the bound and the error of the measurement. Growth that may be
+    more or less, as the error is larger than what is between, is not judged.
+    """
     for name, most in GROWTH.items():
-        found = sorted(_slopes(record, name))
+        found = sorted(growths(record, name), key=lambda one: one.least)
         is_lanes = name.startswith("lane_")
         if is_lanes and len(found) < ENOUGH_LANES:
             found = []
-        figure = found[len(found) // 2 if is_lanes else -1] if found else 0.0
-        which = "the median" if is_lanes else "the worst"
-        told = f"{figure:,.1f} in {which} of {len(found)} lives" if found else "too few calls"
+        figure, error, told, is_told = 0.0, 0.0, "too few calls", bool(found)
+        if found:
+            figure, error = found[len(found) // 2 if is_lanes else -1]
+            which = "the median" if is_lanes else "the worst"
+            told = f"{figure:,.1f} ± {error:,.1f} in {which} of {len(found)} lives"
+            is_told = not figure - error <= most < figure + error
+            told += "" if is_told else ", not judged: too inexact"
         yield Finding(f"growth of {name} per 10,000 calls", f"at most {most:,.1f}", told,
-                      figure <= most, figure, adds=False, judged=bool(found))  # fmt: skip
-
-
-def _slopes(record: Record, name: str) -> Iterator[float]:
-    """Yield the growth per 10,000 calls after the warm-up of each life that is long enough."""
-    lives: dict[object, list[_Sample]] = defaultdict(list)
-    is_lane, is_gateway = name.startswith("lane_"), name.startswith("gateway_")
-    what = name.removeprefix("lane_").removeprefix("gateway_")
-    enough = ENOUGH_OF_LANE if is_lane else ENOUGH_CALLS
-    for one in record.samples:
-        if one.get("calls") is None:
-            continue
-        # What the main process holds for a lane comes and goes with it.
-        if name == "fds" and (one.get("gnnserve_lanes_up") or 0) < record.end["lanes"]:
-            continue
-        holders = one["lanes"] if is_lane else one["gateways"] if is_gateway else {"": one}
-        for pid, holds in holders.items():
-            if what in holds:
-                life = lives[one["pid"], pid]
-                life.append(_Sample(one["at"], one["calls"], holds[what]))
-    for points in lives.values():
-        first, last = points[0].calls, points[-1].calls
-        warm = first + (WARM_UP_OF_LANE if is_lane else WARM_UP) * (last - first)
-        if not is_lane:
-            warm = max(warm, _calls_of_first_round(record, points))
-        if last - warm < enough:
-            continue
-        parts: dict[int, list[tuple[float, float]]] = defaultdict(list)
-        for _, calls, value in points:
-            if calls >= warm:
-                parts[int((calls - warm) / (last - warm) * STRETCHES)].append((calls, value))
-        # Descriptors come and go with connections.
-        told = median if what == "fds" else min
-        calls_then = [part[0][0] for part in parts.values()]
-        values = [told(value for _, value in part) for part in parts.values()]
-        yield float(np.polyfit(calls_then, values, 1)[0] * 10_000)
-
-
-def _calls_of_first_round(record: Record, points: list[_Sample]) -> float:
-    """Return the calls of a life by when each fault has been done once.
-
-    What a fault makes the server take for the first time is no leak.
-    """
-    begin, end = points[0].at, points[-1].at
-    first: dict[str, int] = {}
-    for fault in record.faults:
-        if begin <= fault["at"] <= end:
-            first.setdefault(fault["name"], fault["end"])
-    over = max(first.values(), default=begin)
-    return min((one.calls for one in points if one.at >= over), default=points[-1].calls)
+                      figure <= most or not is_told, figure, adds=False,
+                      judged=is_told)  # fmt: skip
 
 
 def _longest(record: Record, true: Callable[[dict[str, Any]], bool]) -> float:

@@ -6,6 +6,7 @@ import ssl
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,13 @@ from typing import Any
 import grpc
 
 from bench.chaos.client import connect
-from bench.chaos.world import World
+from bench.chaos.world import WITH_SOURCE, World
 from bench.kit.processes import descendants
 from bench.kit.servers import ServerProcess
 from serve.pb import grpc_service_pb2 as pb
 from serve.pb import grpc_service_pb2_grpc as stubs
 
-_POOL = "memfd:gnnserve-pool"
+_POOL, _COPY = "memfd:gnnserve-pool", "memfd:gnnserve-model"
 #: A server that is asked for its state and does not answer for so long is told as not answering.
 _PROBE_S = 2.0
 
@@ -102,24 +103,53 @@ class Outside:
 
     def regions(self) -> int:
         """Return the number of descriptors of clients' regions that the main process holds."""
+        return self._open(self._region_name)
+
+    def copies(self) -> int:
+        """Return the number of copies of models' files that the main process holds."""
+        return self._open(_COPY)
+
+    def copies_of_served(self) -> int:
+        """Return how many copies the versions that are loaded need: of weights and source."""
+        names = [model.name for model in self.index() if model.state == "READY"]
+        return len(names) + sum(name in WITH_SOURCE for name in names)
+
+    def index(self) -> Iterable[pb.RepositoryIndexResponse.ModelIndex]:
+        """Return every version in the repository, with its state."""
+        request = pb.RepositoryIndexRequest()
+        found: pb.RepositoryIndexResponse = self.stub.RepositoryIndex(
+            request, timeout=30, metadata=self._metadata
+        )
+        return found.models
+
+    def _open(self, name: str) -> int:
+        """Return the number of the main process's descriptors of files whose names hold this."""
         folder = Path(f"/proc/{self.server.pid}/fd")
         found = 0
-        for name in os.listdir(folder):
+        for fd in os.listdir(folder):
             with suppress(OSError):
-                found += self._region_name in os.readlink(folder / name)
+                found += name in os.readlink(folder / fd)
         return found
 
     def sample(self) -> dict[str, Any]:
         """Return what the server holds now."""
         pid = self.server.pid
         found: dict[str, Any] = {"at": time.monotonic_ns(), "pid": pid} | held_by(pid)
-        found["lanes"] = {lane: held_by(lane) for lane in self.lanes()}
+        # Versions come and go, so their copies are compared with what is served, at the end.
+        found["fds"] -= self.copies()
+        found["processes"] = len(descendants(pid))
+        found["lanes"] = {
+            lane: held | {"temporary_files": _files_below(self._scratch.glob(f"*/process-{lane}"))}
+            for lane in self.lanes()
+            if (held := held_by(lane))
+        }
         gateways = [pid for pid in (self.gateway(),) if pid is not None]
         found["gateways"] = {gateway: held_by(gateway) for gateway in gateways}
         found["shared_files"] = sum(
             name.startswith(self._region_name) for name in os.listdir("/dev/shm")
         )
-        found["temporary_files"] = sum(len(files) for _, _, files in os.walk(self._scratch))
+        of_lanes = sum(held["temporary_files"] for held in found["lanes"].values())
+        found["temporary_files"] = _files_below([self._scratch]) - of_lanes
         with suppress(OSError):
             found["database_bytes"] = self.server.database.stat().st_size
         found["port_answers"] = self.port_answers()
@@ -159,6 +189,10 @@ def held_by(pid: int) -> dict[str, int]:
         }
     except (OSError, IndexError):
         return {}
+
+
+def _files_below(folders: Iterable[Path]) -> int:
+    return sum(len(files) for folder in folders for _, _, files in os.walk(folder))
 
 
 def _maps(pid: int, name: str) -> bool:

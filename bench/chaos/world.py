@@ -31,6 +31,8 @@ from serve.wire.messages import Array
 DEMO = ("gcn", "sage", "gin", "gat")
 GOOD = (*DEMO, "in_place")
 BAD = "misbehaving"
+#: Models that bring their source code.
+WITH_SOURCE = ("in_place", BAD)
 #: Good models of which a second version comes and goes.
 ROLLED = ("gcn", "sage")
 CASES, STATES, TENANTS = 24, 4, 8

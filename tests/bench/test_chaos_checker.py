@@ -12,6 +12,7 @@ import pytest
 
 from bench.chaos import checker
 from bench.chaos.checker import S, check
+from bench.chaos.growth import GROWTH
 from bench.kit.result import ROOT
 
 MODEL = "gcn"
@@ -46,8 +47,10 @@ class Written:
                 "at": n * S, "pid": 7, "calls": 1000.0 * n, "rss_bytes": 10**8, "fds": 40,
                 "threads": 30, "gateways": {"9": {"rss_bytes": 10**8, "fds": 20, "threads": 10}},
                 "lanes": {
-                    str(70 + k): {"private_bytes": 10**8, "fds": 20, "threads": 4} for k in range(6)
-                }, "shared_files": 16, "temporary_files": 3,
+                    str(70 + k): {
+                        "private_bytes": 10**8, "fds": 20, "threads": 4, "temporary_files": 5
+                    } for k in range(6)
+                }, "processes": 6, "shared_files": 16, "temporary_files": 3,
                 "database_bytes": 10**6, "port_answers": True, "ready": 200,
                 "gnnserve_lanes_up": 2.0,
             }
@@ -56,7 +59,8 @@ class Written:
         self.end = {
             "calls": 0, "own calls": 0, "lanes": 2, "lanes_up": 2, "reserved_bytes": 0,
             "waiting": 0, "staged_bytes": 0, "inside": 0, "regions": 0,
-            "processes left": 0, "shared memory left": 0, "files left": 0, "tracebacks": [],
+            "copies of models that are not served": 0, "processes left": 0,
+            "shared memory left": 0, "files left": 0, "tracebacks": [],
             "journals": {"1-scheduler.journal": "", "2-scheduler.journal": ""}, "alone": True,
             "drain_s": 30.0,
         }  # fmt: skip
@@ -451,7 +455,7 @@ PLANTED = [
     gave_up_without_a_limit, plain_requests_end_otherwise, nothing_done_for_long,
     row_lost_a_second_before_the_kill, message_without_row, main_process_died, exit_code,
     *map(held, checker.NOTHING_AT_THE_END), lane_down, journal_differs, traceback,
-    ready_though_deaf, *(growth(name, most // 5 or 1) for name, most in checker.GROWTH.items()),
+    ready_though_deaf, *(growth(name, most // 5 or 1) for name, most in GROWTH.items()),
     seen_by_a_fault, expired_by_the_right_clock, lane_down_for_long, slow_stop,
     late_beside_floods, refused_beside_floods, long_wait,
 ]  # fmt: skip
@@ -544,6 +548,24 @@ def test_descriptors_of_lanes_that_were_down_at_first_are_no_leak(record):
         one["fds"] -= 12
         one["gnnserve_lanes_up"] = 1.0
     assert record.refused() == []
+
+
+def test_descriptors_of_what_calibrates_for_a_while_are_no_leak(record):
+    for one in record.samples[24:]:
+        if one["at"] % (2 * S):
+            one["fds"] += 12
+            one["processes"] += 1
+    assert record.refused() == []
+
+
+def test_growth_that_is_less_than_its_error_is_not_judged(record):
+    for number, one in enumerate(record.samples):
+        one["rss_bytes"] += (number // 5 % 2) * 10**8 + number * 10**5
+    record.write()
+    (found,) = [one for one in check(record.folder) if "rss_bytes" in one.name][:1]
+    assert found.holds
+    assert not found.judged
+    assert found.found.endswith("not judged: too inexact")
 
 
 def test_what_a_fault_takes_for_the_first_time_is_no_leak(record):

@@ -45,6 +45,7 @@ def test_a_process_that_leaks_is_found(tmp_path, leak):
                 "at": number,
                 "pid": process.pid,
                 "calls": 100.0 * number,
+                "processes": 1,
                 "lanes": {},
                 "gateways": {},
             }
