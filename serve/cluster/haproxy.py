@@ -15,11 +15,17 @@ _PR_SET_PDEATHSIG = 1
 _SAY_S, _END_S = 5.0, 10.0
 #: A stream's window: a large graph waits for no acknowledgement.
 _WINDOW_BYTES = 8 << 20
+#: Most connections of clients, and of one address: as a server's by default.
+MOST_CONNECTIONS, MOST_OF_ADDRESS = 1024, 256
+#: A connection ends that sends no request for so long at first, and for so long later. gRPC makes
+#: another with the next request. A stream that stays open keeps its connection.
+FIRST_REQUEST_S, IDLE_S = 10, 600
 #: What it answers when servers are added and deleted.
 _ADDED, _DELETED = "New server registered.", "Server deleted."
 _HAS_CONNECTIONS = "Server still has connections"
 #: Requests are spread by how many each server has; what failed before it reached a server goes to
-#: another. A server takes none until it is enabled.
+#: another. A server takes none until it is enabled. Of IPv6 a network of 64 bits counts as an
+#: address. A client that is gone without a word is found as a server finds it.
 _CONFIGURATION = """\
 global
     stats socket {socket} mode 600 level admin
@@ -31,11 +37,21 @@ defaults
     timeout connect 1s
     timeout client 24h
     timeout server 24h
+    timeout http-request {first_request}s
+    timeout http-keep-alive {idle}s
+    option clitcpka
+    clitcpka-idle 60s
+    clitcpka-intvl 5s
+    clitcpka-cnt 4
     retries 3
     retry-on conn-failure
     option redispatch 1
 frontend front
     bind {address} proto h2
+    maxconn {most}
+    stick-table type ipv6 size 10k expire 1m store conn_cur
+    tcp-request connection track-sc0 src,ipmask(32,64)
+    tcp-request connection reject if {{ sc0_conn_cur gt {most_of_address} }}
     default_backend machines
 backend machines
     balance leastconn
@@ -55,7 +71,13 @@ class Haproxy:
         self._log = folder / "haproxy.log"
         self._configuration.write_text(
             _CONFIGURATION.format(
-                socket=self._socket, window=_WINDOW_BYTES, address=f"{host}:{port}"
+                socket=self._socket,
+                window=_WINDOW_BYTES,
+                address=f"{host}:{port}",
+                most=MOST_CONNECTIONS,
+                most_of_address=MOST_OF_ADDRESS,
+                first_request=FIRST_REQUEST_S,
+                idle=IDLE_S,
             )
         )
         #: Its name of each server, `host:port`.

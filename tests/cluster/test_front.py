@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ import pytest
 from bench.kit.result import ROOT
 from bench.kit.servers import free_ports
 from bench.kit.waiting import PATIENCE_S, wait_for
+from serve.cluster import haproxy
 from serve.cluster.front import Front
 from serve.cluster.haproxy import Haproxy
 from serve.cluster.servers_file import read_servers, write_servers
@@ -305,6 +307,68 @@ def test_a_file_of_servers_is_read_as_written(tmp_path):
 def test_impossible_servers_are_refused(tmp_path, servers, words):
     with pytest.raises(ConfigError, match=words):
         Front("127.0.0.1", 1, servers, tmp_path)
+
+
+def greet(port):
+    """Connect as a client of HTTP/2 does; returns the socket, and whether it was answered."""
+    line = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
+    try:
+        line.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)))
+        return line, bool(line.recv(9))
+    except ConnectionError:
+        return line, False
+
+
+def wait_for_end(line):
+    try:
+        while line.recv(4096):
+            pass
+    except ConnectionError:
+        pass
+
+
+def test_idle_connections_end_and_calls_go_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(haproxy, "FIRST_REQUEST_S", 1)
+    monkeypatch.setattr(haproxy, "IDLE_S", 1)
+    server = SmallServer()
+    with ExitStack() as stack:
+        ports = [stack.enter_context(server.running())]
+        _, port = stack.enter_context(fronting(tmp_path, ports))
+        with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as silent:
+            wait_for_end(silent)
+        line, answered = greet(port)
+        with line:
+            assert answered
+            wait_for_end(line)
+        states = []
+        channel = stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{port}"))
+        channel.subscribe(states.append)
+        live = channel.unary_unary("/inference.GRPCInferenceService/ServerReady")
+        for _ in range(2):
+            del states[:]
+            live(b"", timeout=PATIENCE_S, wait_for_ready=True)
+            wait_for(lambda: grpc.ChannelConnectivity.IDLE in states, "its connection to end")
+
+
+def test_an_address_has_so_many_connections(tmp_path, monkeypatch):
+    monkeypatch.setattr(haproxy, "MOST_OF_ADDRESS", 2)
+    with (
+        SmallServer().running() as own,
+        fronting(tmp_path, [own]) as (_, port),
+        ExitStack() as stack,
+    ):
+        lines = [greet(port) for _ in range(3)]
+        for line, _ in lines:
+            stack.callback(line.close)
+        assert [answered for _, answered in lines] == [True, True, False]
+        lines[0][0].close()
+
+        def is_taken():
+            line, answered = greet(port)
+            line.close()
+            return answered
+
+        wait_for(is_taken, "another in the place of one that ended")
 
 
 def test_a_port_that_is_taken_is_told(tmp_path):
