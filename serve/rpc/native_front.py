@@ -11,19 +11,17 @@ a call waits at its headers until the thread that polls has looked at whom it co
 
 import logging
 import os
-import tempfile
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from serve.access.callers import INSIDE, PEER
 from serve.access.certificates import Certificates
-from serve.files import remove_tree
 from serve.native import Front, TlsContext
 from serve.rpc import stream
 from serve.rpc.front_calls import Event, FrontCalls
+from serve.rpc.private_socket import PrivateSocket
 from serve.rpc.refusals import FRONT_REASONS, OPEN_CALLS
 from serve.rpc.thread_pools import MAX_STREAMS
 from serve.wire.messages import INFER_METHOD, STREAM_METHOD
@@ -40,9 +38,6 @@ _RECEIVE_BYTES_PER_S = 64 << 10
 _SEND_TIMEOUT_S = 30.0
 #: Seconds that a stop waits for the thread that polls.
 _LEAVE_S = 2.0
-
-#: A socket's path has at most 107 bytes, of which some 30 come after the temporary folder.
-_LONGEST_FOLDER = 75
 #: Exit code of the process when the front's thread fails.
 EXIT_BUG = 70
 
@@ -79,8 +74,8 @@ class NativeFront:
         self._calls = calls
         self._limits = limits
         self._certificates = certificates
-        #: Folder of the socket of the gRPC server behind; None before there is one.
-        self._folder: Path | None = None
+        #: Socket of the gRPC server behind; None before there is one.
+        self._backend: PrivateSocket | None = None
         self._front: Front | None = None
         #: The front's counts when it was closed; empty before.
         self._last_counts: Mapping[str, int] = {}
@@ -89,20 +84,13 @@ class NativeFront:
         self._lent = False
         self._thread = threading.Thread(target=self._poll, name="front", daemon=True)
 
-    @property
-    def _socket(self) -> Path:
-        assert self._folder is not None
-        return self._folder / "grpc"
-
     def make_backend(self) -> str:
-        """Make the folder of the gRPC server behind; returns its address, as gRPC writes it.
+        """Make the socket of the gRPC server behind; returns its address, as gRPC writes it.
 
         Raises OSError.
         """
-        folders = tempfile.gettempdir(), "/tmp"
-        fits = [one for one in folders if len(os.fsencode(one)) <= _LONGEST_FOLDER]
-        self._folder = Path(tempfile.mkdtemp(prefix="gnnserve-rpc-", dir=fits[0]))
-        return f"unix:{self._socket}"
+        self._backend = PrivateSocket()
+        return self._backend.address
 
     def start(self, host: str, port: int, inside: str = "") -> int:
         """Listen, and return the port. Raises OSError when the address cannot be bound.
@@ -110,12 +98,13 @@ class NativeFront:
         With certificates, processes of this user also connect to the abstract Unix socket `inside`,
         without encryption.
         """
+        assert self._backend is not None
         encrypted = self._certificates is not None
         limits, plain = self._limits, self._calls.plain
         self._front = front = Front(
             host=host,
             port=port,
-            backend=str(self._socket),
+            backend=str(self._backend.path),
             method=INFER_METHOD,
             stream_method=STREAM_METHOD,
             max_open_streams=MAX_STREAMS,
@@ -157,8 +146,8 @@ class NativeFront:
 
         Returns within seconds: if the thread that polls hangs, the connections stay open.
         """
-        if self._folder is not None:
-            remove_tree(self._folder)
+        if self._backend is not None:
+            self._backend.close()
         front = self._front
         if front is None:
             return

@@ -38,6 +38,7 @@ from serve.rpc.health import Health
 from serve.rpc.native_front import FrontLimits, NativeFront
 from serve.rpc.open_calls import OpenCallLimit, limited, watched
 from serve.rpc.plain_calls import PlainCalls
+from serve.rpc.private_socket import PrivateSocket
 from serve.rpc.refusals import Refusals
 from serve.rpc.thread_pools import HEALTH, MAX_REFLECTIONS, MAX_STREAMS, MAX_WATCHERS, ThreadPools
 from serve.rpc.tls import server_credentials
@@ -97,9 +98,10 @@ class GrpcServer:
         self._max_message_bytes = max_message_bytes = config.max_message_bytes
         self._callers = callers = callers or Callers()
         self._certificates = certificates
-        #: Where this server's own processes reach it without encryption.
-        self._inside_name = f"gnnserve-{secrets.token_hex(16)}"
-        self._inside = f"unix-abstract:{self._inside_name}"
+        #: Where this user's processes reach it without encryption, as gRPC writes it: an abstract
+        #: Unix socket whose connections the native front looks at, or a private one.
+        self._inside = f"unix-abstract:gnnserve-{secrets.token_hex(16)}"
+        self._private: PrivateSocket | None = None
         self._gate = Gate()
         #: Requests that the server has sent itself.
         self.own_calls = 0
@@ -284,6 +286,8 @@ class GrpcServer:
         self._server.stop(min(_CLOSE_S, remaining_s())).wait()
         if self._front is not None:
             self._front.stop()
+        if self._private is not None:
+            self._private.close()
         self._threads.shutdown(wait=False)
         self._pools.streamed.shutdown()
         return left
@@ -292,10 +296,14 @@ class GrpcServer:
         try:
             if self._front is not None:
                 self._server.add_insecure_port(self._front.make_backend())
-                return self._front.start(self._host, self._port, self._inside_name)
+                name = self._inside.removeprefix("unix-abstract:")
+                return self._front.start(self._host, self._port, name)
             address = _address(self._host, self._port)
             if self._certificates is None:
                 return self._server.add_insecure_port(address)
+            # gRPC does not tell whose process has connected, so the file system decides it.
+            self._private = PrivateSocket()
+            self._inside = self._private.address
             self._server.add_insecure_port(self._inside)
             return self._server.add_secure_port(address, server_credentials(self._certificates))
         except (OSError, RuntimeError) as error:

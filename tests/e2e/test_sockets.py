@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from bench.kit.http2_frames import PREFACE, SETTINGS, frame
+from tests.access.certs import needs_openssl
 from tests.processes import PATIENCE_S, descendants
+from tests.rpc.test_tls import FRONTS, Encrypted
 
 #: As a user who owns nothing, connect and say how that ends.
 CONNECT = """
@@ -48,17 +50,40 @@ def unix_listeners(pid: int) -> list[str]:
     ]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+def connected(name: str) -> str:
+    """Return how it ends for another user to connect to a Unix socket and greet: `closed`."""
+    hello = (PREFACE + frame(SETTINGS, 0, 0)).hex()
+    done = subprocess.run(
+        [sys.executable, "-c", CONNECT, name, hello],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=True,
+    )
+    return done.stdout.strip()
+
+
+becomes_another = pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+
+
+@becomes_another
 def test_other_users_are_not_heard(server):
     names = [name for pid in (server.pid, *descendants(server.pid)) for name in unix_listeners(pid)]
     assert len(names) >= 3, "of the gRPC server behind the front, for the gateway, for lanes"
-    hello = (PREFACE + frame(SETTINGS, 0, 0)).hex()
     for name in names:
-        done = subprocess.run(
-            [sys.executable, "-c", CONNECT, name, hello],
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=True,
-        )
-        assert done.stdout == "closed\n", name
+        assert connected(name) == "closed", name
+
+
+@becomes_another
+@needs_openssl
+@FRONTS
+def test_other_users_are_not_heard_where_the_port_is_encrypted(tmp_path, front):
+    before = set(unix_listeners(os.getpid()))
+    server = Encrypted(tmp_path, front)
+    try:
+        names = set(unix_listeners(os.getpid())) - before
+        assert server.server.own_address.partition(":")[2] in {one.lstrip("@") for one in names}
+        for name in names:
+            assert connected(name) == "closed", name
+    finally:
+        server.close()
