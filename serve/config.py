@@ -42,6 +42,7 @@ SIZE_KEYS = frozenset(
         "report.record_size",
         "report.record_payloads_size",
         "training.memory",
+        "training.max_files",
     }
 )
 #: Keys whose new values a running server takes when it reads its configuration again.
@@ -284,6 +285,8 @@ class TrainingConfig(Section, frozen=True):
     executor: Literal["csr", "eager"] = "csr"
     #: Time between checkpoints, at most what a job loses when its process ends.
     checkpoint_s: Annotated[float, Meta(gt=0)] = 10.0
+    #: Disk that each job may take, its graph apart.
+    max_files: str = "1 GiB"
     #: Folder for jobs and their checkpoints.
     folder: str = "training"
 
@@ -291,6 +294,11 @@ class TrainingConfig(Section, frozen=True):
     def memory_bytes(self) -> int:
         """`memory` in bytes; 0 without workers."""
         return parse_bytes(self.memory, "training.memory") if self.workers else 0
+
+    @property
+    def max_files_bytes(self) -> int:
+        """`max_files` in bytes."""
+        return parse_bytes(self.max_files, "training.max_files")
 
 
 class ReportConfig(Section, frozen=True):

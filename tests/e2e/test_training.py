@@ -170,6 +170,23 @@ def test_a_job_that_needs_too_much_fails_with_the_numbers(repository, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_job_that_takes_too_much_disk_fails(repository, tmp_path):
+    sections = {"training": TRAINING | {"max_files": "1 KiB"}}
+    with (
+        ServerProcess(tmp_path, repository=repository, sections=sections, graphs=(GRAPH,)) as small,
+        Client(small.target) as client,
+    ):
+        job = client.train("gcn", "community", epochs=100_000)
+        *_, last = client.watch_job(job.job_id)
+        assert last.state == "failed"
+        assert re.fullmatch(
+            r"its files take \d+ bytes beside its graph, of 1024 \(training\.max_files\)",
+            last.message,
+        ), last.message
+        assert [job.state for job in client.jobs()] == ["failed"]
+
+
+@pytest.mark.slow
 def test_without_workers_nothing_is_trained(repository, tmp_path):
     with (
         ServerProcess(tmp_path, repository=repository, graphs=(GRAPH,)) as none,

@@ -7,7 +7,7 @@ when another lane starts.
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -59,24 +59,29 @@ class LaneFolders:
 
 
 def temporary_bytes(pid: int, most_bytes: int) -> int:
-    """Return the disk that the temporary files of a lane's process take; 0 outside of a server.
-
-    Each counts at least `LEAST_BYTES`. Stops to count beyond `most_bytes`.
-    """
+    """Return the disk that the temporary files of a lane's process take; 0 outside of a server."""
     folder = folder_of(pid)
-    if folder is None:
-        return 0
-    # By number: a file may be there by several names.
-    found: dict[int, int] = {}
+    return 0 if folder is None else disk_bytes(pid, (folder,), most_bytes)
+
+
+def disk_bytes(pid: int, folders: Iterable[Path], most_bytes: int) -> int:
+    """Return the disk that a process takes in folders, with files there that have no name any more.
+
+    Each file counts at least `LEAST_BYTES`. Stops to count beyond `most_bytes`.
+    """
+    # By device and number: a file may be there by several names.
+    found: dict[tuple[int, int], int] = {}
     taken_bytes = 0
-    with suppress(OSError):
-        device = folder.stat().st_dev
-        for status in chain(_in(folder), _open_without_name(pid, device)):
-            size_bytes = max(status.st_blocks * _BLOCK_BYTES, LEAST_BYTES)
-            taken_bytes += size_bytes - found.get(status.st_ino, 0)
-            found[status.st_ino] = size_bytes
-            if taken_bytes > most_bytes:
-                break
+    for folder in folders:
+        with suppress(OSError):
+            device = folder.stat().st_dev
+            for status in chain(_in(folder), _open_without_name(pid, device)):
+                size_bytes = max(status.st_blocks * _BLOCK_BYTES, LEAST_BYTES)
+                number = status.st_dev, status.st_ino
+                taken_bytes += size_bytes - found.get(number, 0)
+                found[number] = size_bytes
+                if taken_bytes > most_bytes:
+                    return taken_bytes
     return taken_bytes
 
 

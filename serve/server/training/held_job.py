@@ -11,6 +11,7 @@ from serve.core.jobs.types import Job, JobId, JobNeeds
 from serve.models.repository import ModelSpec
 from serve.server import clock
 from serve.server.lanes.calibrators import Calibrator
+from serve.server.training.job_disk import JobDisk
 from serve.server.training.job_facts import JobStatus
 from serve.server.training.job_folder import JobFolder, KeptJob
 
@@ -76,6 +77,8 @@ class HeldJob:
     spec: ModelSpec | None = None
     needs: JobNeeds | None = None
     run: JobRun | None = None
+    #: Watches over what its processes write; None before its graph is kept.
+    disk: JobDisk | None = None
     epochs_done: int = 0
     #: Those that its checkpoint holds.
     epochs_kept: int = 0

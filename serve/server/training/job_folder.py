@@ -108,6 +108,13 @@ class JobFolder:
         )
         part.replace(self._files.graph)
 
+    def graph_bytes(self) -> int:
+        """Return the size of the graph's file; 0 where there is none."""
+        try:
+            return self._files.graph.lstat().st_size
+        except FileNotFoundError:
+            return 0
+
     def steps_kept(self) -> int:
         """Return how many steps the checkpoint holds; 0 without one that can be read."""
         try:

@@ -19,6 +19,7 @@ from serve.server.graphs import GraphStore
 from serve.server.lanes.calibrators import Calibrator
 from serve.server.lanes.trainers import Trainers
 from serve.server.training.held_job import HeldJob
+from serve.server.training.job_disk import JobDisk
 
 _log = logging.getLogger(__name__)
 
@@ -42,17 +43,24 @@ def graph_for(name: str, spec: ModelSpec, graphs: GraphStore) -> ResidentGraph:
     return graph
 
 
-def measure(job: HeldJob, graphs: GraphStore, processes: Trainers, executor: str) -> JobEvent:
+def measure(
+    job: HeldJob, graphs: GraphStore, processes: Trainers, config: TrainingConfig
+) -> JobEvent:
     """Keep the job's graph, and find what a step on it needs."""
     spec, folder = job.spec, str(job.folder.path)
     assert spec is not None
     try:
         job.folder.keep_graph(graph_for(job.file.graph, spec, graphs), job.file.seed)
-        with processes.start(spec.domain, str(job.folder.shared)) as process:
-            process.send(MeasureStep(spec, folder, executor))
+        job.disk = JobDisk(job.folder, config.max_files_bytes)
+        with (
+            processes.start(spec.domain, str(job.folder.shared)) as process,
+            job.disk.watched(process),
+        ):
+            process.send(MeasureStep(spec, folder, config.executor))
             said = _heard(process, _MEASURE_S)
     except (ServeError, OSError, EOFError) as error:
-        return JobFailed(job.job_id, str(error))
+        exceeded = "" if job.disk is None else job.disk.exceeded
+        return JobFailed(job.job_id, exceeded or str(error))
     if not isinstance(said, StepMeasured):
         return JobFailed(job.job_id, said.message if isinstance(said, JobStopped) else str(said))
     job.needs = JobNeeds(

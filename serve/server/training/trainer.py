@@ -247,17 +247,21 @@ class Trainer:
         return None
 
     def _prepare(self, job: HeldJob) -> None:
-        found = job_work.measure(job, self._graphs, self._processes, self._config.executor)
+        found = job_work.measure(job, self._graphs, self._processes, self._config)
         self._tell_of(job, found)
 
     def _train(self, job: HeldJob, run: JobRun, reserve_bytes: int) -> None:
         """Train the job in a process from its checkpoint on, and publish the weights."""
-        spec, needs = job.spec, job.needs
+        spec, needs, disk = job.spec, job.needs, job.disk
         assert spec is not None
         assert needs is not None
+        assert disk is not None
         job.counted = job.folder.steps_kept()
         try:
-            with self._processes.start(spec.domain, str(job.folder.shared)) as process:
+            with (
+                self._processes.start(spec.domain, str(job.folder.shared)) as process,
+                disk.watched(process),
+            ):
                 with self._lock:
                     run.began(process)
                     self.keep_off_lanes()
@@ -273,6 +277,8 @@ class Trainer:
                 _log.warning("job %d: its process ended: %s", job.job_id, error)
             job.epochs_kept = job.folder.steps_kept()
             event = JobLost(job.job_id, job.epochs_kept)
+            if disk.exceeded:
+                event = JobFailed(job.job_id, disk.exceeded)
         self._tell_of(job, event, run)
 
     def _take_in(self, job: HeldJob, run: JobRun, said: JobSteps) -> None:
