@@ -24,6 +24,8 @@ _FOLDER = Path("/dev/shm")
 _MAX_NAME = 255
 #: Each registered region holds a file open, and most systems allow a process 1,024 by default.
 MAX_REGIONS = 256
+#: The most of one principal, so that none takes all; callers without a name share the whole.
+MAX_REGIONS_OF_PRINCIPAL = 64
 #: Bytes read at a time: they fit the second level cache and keep the cost of a call small.
 PIECE_BYTES = 256 << 10
 _RETRY_NS = 1_000_000_000
@@ -146,7 +148,8 @@ class Regions:
     def register(self, name: str, key: str, offset_bytes: int, size_bytes: int) -> None:
         """Open the object `key` as region `name`.
 
-        Raises NameTaken, InvalidInput, or QueueFull when `MAX_REGIONS` are registered.
+        Raises NameTaken, InvalidInput, or QueueFull when `MAX_REGIONS` are registered, or this
+        principal has `MAX_REGIONS_OF_PRINCIPAL`.
         """
         self._require_offered()
         if not 1 <= len(name) <= _MAX_NAME:
@@ -157,6 +160,12 @@ class Regions:
             if len(self._regions) >= MAX_REGIONS:
                 raise QueueFull(
                     f"{MAX_REGIONS} shared memory regions are registered, which is the most taken",
+                    _RETRY_NS,
+                )
+            own = sum(owner == self._owner for owner, _ in self._regions)
+            if self._owner and own >= MAX_REGIONS_OF_PRINCIPAL:
+                raise QueueFull(
+                    f"'{self._owner}' has {own} shared memory regions, which is the most of one",
                     _RETRY_NS,
                 )
             self._regions[self._owner, name] = Region(

@@ -14,7 +14,7 @@ from serve.rest import connections, counts, run
 from serve.rpc import native_front, stream, thread_pools
 from serve.rpc.call_threads import MAX_PARSED_BYTES
 from serve.rpc.refusals import FRONT_REASONS, REASONS
-from serve.server.regions import MAX_REGIONS
+from serve.server.regions import MAX_REGIONS, MAX_REGIONS_OF_PRINCIPAL
 from serve.server.training.trainer import MOST_JOBS
 from serve.wire import protobuf
 from tests.docs.pages import PAGES
@@ -49,6 +49,7 @@ FIXED = {
     "memory of calls": native_front._RECEIVING_MESSAGES,
     "time without reading": native_front._SEND_TIMEOUT_S,
     "regions": MAX_REGIONS,
+    "those of one": MAX_REGIONS_OF_PRINCIPAL,
     "HTTP connections": connections.MOST_CONNECTIONS,
     "bytes of all HTTP": run._HELD_MESSAGES,
     "time to read each MiB": connections.SEND_S,

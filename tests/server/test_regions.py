@@ -121,6 +121,21 @@ def test_the_number_of_regions_is_bounded(memory, monkeypatch):
         regions.register("x" * 256, memory.name, 0, 8)
 
 
+def test_a_principal_does_not_take_all_regions(memory, monkeypatch):
+    monkeypatch.setattr(module, "MAX_REGIONS_OF_PRINCIPAL", 2)
+    everybody = Regions()
+    one, other = everybody.of("one"), everybody.of("other")
+    for name in "ab":
+        one.register(name, memory.name, 0, 8)
+    with pytest.raises(QueueFull, match="'one' has 2 shared memory regions"):
+        one.register("c", memory.name, 0, 8)
+    other.register("c", memory.name, 0, 8)
+    one.unregister("a")
+    one.register("c", memory.name, 0, 8)
+    for name in "abc":
+        everybody.register(name, memory.name, 0, 8)
+
+
 def test_an_object_may_be_shortened_or_unlinked_meanwhile():
     name = f"gnnserve-test-{uuid.uuid4().hex}"
     path = module._FOLDER / name
