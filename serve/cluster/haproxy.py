@@ -25,7 +25,8 @@ _ADDED, _DELETED = "New server registered.", "Server deleted."
 _HAS_CONNECTIONS = "Server still has connections"
 #: Requests are spread by how many each server has; what failed before it reached a server goes to
 #: another. A server takes none until it is enabled. Of IPv6 a network of 64 bits counts as an
-#: address. A client that is gone without a word is found as a server finds it.
+#: address. A client that is gone without a word is found as a server finds it. With `proto h2` in
+#: its `bind`, HAProxy would wait for the first bytes of a connection as long as for a stream.
 _CONFIGURATION = """\
 global
     stats socket {socket} mode 600 level admin
@@ -47,7 +48,7 @@ defaults
     retry-on conn-failure
     option redispatch 1
 frontend front
-    bind {address} proto h2
+    bind {address}
     maxconn {most}
     stick-table type ipv6 size 10k expire 1m store conn_cur
     tcp-request connection track-sc0 src,ipmask(32,64)
