@@ -13,8 +13,10 @@ _BEGINS_FORMULA = tuple("=+-@\t\r\n＝＋－＠")
 def cells(row: Iterable[object]) -> Iterator[object]:
     """Yield the cells of a row, with an apostrophe before each text that would be a formula."""
     for cell in row:
-        is_formula = isinstance(cell, str) and cell.startswith(_BEGINS_FORMULA)
-        yield f"'{cell}" if is_formula and not _is_number(cell) else cell
+        if isinstance(cell, str) and cell.startswith(_BEGINS_FORMULA) and not _is_number(cell):
+            yield f"'{cell}"
+        else:
+            yield cell
 
 
 def _is_number(text: str) -> bool:
