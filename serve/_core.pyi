@@ -151,13 +151,14 @@ class PlainModel:
         need the second count to be that of edges.
         """
 
-    def add_input(self, name: str, datatype: str, shape: list[int], *, required: bool, also_int32: bool = False, below: list[int] = [], low: int = 0, high: int = 1, numbers_graphs: bool = False, counts_graphs: bool = False) -> None:
+    def add_input(self, name: str, datatype: str, shape: list[int], *, required: bool, also_int32: bool = False, below: list[int] = [], low: int = 0, high: int = 1, numbers_graphs: bool = False, counts_graphs: bool = False, ascends: bool = False) -> None:
         """
         Add the next input. A size of its shape that is the n-th count is -1 - n.
 
         Values of indices are `below` these counts, one for each row or one for all; those of
         other integers are in [low, high]. With `numbers_graphs` the largest is told, with
-        `counts_graphs` the sizes of graphs. Raises ValueError for what cannot be.
+        `counts_graphs` the sizes of graphs. With `ascends` no value is less than the one
+        before it. Raises ValueError for what cannot be.
         """
 
     def add_output(self, name: str, constant: float, per: list[float]) -> None:

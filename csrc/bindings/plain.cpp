@@ -25,6 +25,9 @@ void check(const PlainModel& model, const PlainInput& input) {
     if (input.counts_graphs && input.shape.size() != 1) {
         fail("sizes of graphs are counted of an index with one axis");
     }
+    if (input.ascends && (!input.is_index() || input.shape.size() != 1)) {
+        fail("only an index with one axis ascends");
+    }
     if ((input.also_int32 && !wide) ||
         (input.is_index() && !wide && input.element->datatype != "INT32")) {
         fail("indices are INT64, or INT32");
@@ -120,7 +123,7 @@ void bind_plain(nb::module_& module) {
             [](PlainModel& self, std::string name, const std::string& datatype,
                std::vector<std::int64_t> shape, bool required, bool also_int32,
                std::vector<std::size_t> below, std::int64_t low, std::int64_t high,
-               bool numbers_graphs, bool counts_graphs) {
+               bool numbers_graphs, bool counts_graphs, bool ascends) {
                 PlainInput input{std::move(name),
                                  front::find_element(datatype),
                                  also_int32,
@@ -130,7 +133,8 @@ void bind_plain(nb::module_& module) {
                                  low,
                                  high,
                                  numbers_graphs,
-                                 counts_graphs};
+                                 counts_graphs,
+                                 ascends};
                 check(self, input);
                 self.inputs.push_back(std::move(input));
             },
@@ -138,15 +142,17 @@ void bind_plain(nb::module_& module) {
             nb::arg("required"), nb::arg("also_int32") = false,
             nb::arg("below") = std::vector<std::size_t>{}, nb::arg("low") = 0, nb::arg("high") = 1,
             nb::arg("numbers_graphs") = false, nb::arg("counts_graphs") = false,
+            nb::arg("ascends") = false,
             nb::sig("def add_input(self, name: str, datatype: str, shape: list[int], *, "
                     "required: bool, also_int32: bool = False, below: list[int] = [], "
                     "low: int = 0, high: int = 1, numbers_graphs: bool = False, "
-                    "counts_graphs: bool = False) -> None"),
+                    "counts_graphs: bool = False, ascends: bool = False) -> None"),
             "Add the next input. A size of its shape that is the n-th count is -1 - n.\n\n"
             "Values of indices are `below` these counts, one for each row or one for all; those "
             "of\n"
             "other integers are in [low, high]. With `numbers_graphs` the largest is told, with\n"
-            "`counts_graphs` the sizes of graphs. Raises ValueError for what cannot be.")
+            "`counts_graphs` the sizes of graphs. With `ascends` no value is less than the one\n"
+            "before it. Raises ValueError for what cannot be.")
         .def(
             "add_output",
             [](PlainModel& self, std::string name, double constant, std::vector<double> per) {

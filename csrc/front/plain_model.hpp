@@ -51,6 +51,8 @@ struct PlainInput {
     bool numbers_graphs = false;
     // It tells the graph of each of some things, and the sizes of graphs are counted.
     bool counts_graphs = false;
+    // No value may be less than the one before it.
+    bool ascends = false;
 
     bool is_index() const { return !below.empty(); }
     bool is_edges() const { return is_index() && shape.size() == 2 && shape[1] == kEdges; }

@@ -90,6 +90,13 @@ void count_graphs(PlainRequest::Tensor& tensor, std::span<const std::byte> stage
     }
 }
 
+// True when no element from `from` to `to` is less than the one before it.
+template <typename Index>
+bool is_ascending(const std::byte* staged, std::int64_t from, std::int64_t to) {
+    const auto* values = reinterpret_cast<const Index*>(staged);
+    return std::is_sorted(values + std::max<std::int64_t>(from - 1, 0), values + to);
+}
+
 // Columns from `from` to `to` of edges, two rows of `count`, whose ends are the same.
 template <typename Index>
 std::int64_t loops_of(const std::byte* edges, std::int64_t count, std::int64_t from,
@@ -362,6 +369,11 @@ void PlainRequest::stage_items(Tensor& tensor, std::string_view bytes) {
     }
     const std::int64_t before = tensor.staged / item;
     tensor.staged += count * item;
+    if (tensor.input->ascends && valid_) {
+        const std::byte* staged = block_->at(tensor.offset);
+        valid_ = item == 4 ? is_ascending<std::int32_t>(staged, before, before + count)
+                           : is_ascending<std::int64_t>(staged, before, before + count);
+    }
     if (tensor.input->numbers_graphs || tensor.input->counts_graphs) {
         tensor.largest = std::max(tensor.largest, item == 4 ? largest_of<std::int32_t>(target)
                                                             : largest_of<std::int64_t>(target));

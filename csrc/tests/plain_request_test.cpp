@@ -36,6 +36,7 @@ PlainModels models(bool narrow = true, bool counts_loops = true) {
     model.counts_loops = counts_loops;
     model.inputs.push_back(optional(elements_of("edge_weight", "FP32", {kEdges})));
     model.inputs.push_back(optional(indices_of("batch", {kNodes}, {0}, false)));
+    model.inputs.back().ascends = true;
     PlainModels found = *served(model);
     found.add("gcn", "1", std::make_shared<PlainModel>(model));
     return found;
@@ -164,6 +165,23 @@ void test_order_optional_inputs_and_options_do_not_matter() {
     CHECK(request->tensors()[0].input->name == "x");
     CHECK(staged<std::int64_t>(*request, 3) == batch);
     CHECK(request->head().parameters.size() == 1);
+}
+
+void test_values_that_must_ascend_do_so_wherever_the_message_is_cut() {
+    const Memory memory;
+    Sent sent = good();
+    sent.head.tensors.push_back({"batch", "INT64", {2}, {}});
+    for (const std::vector<std::int64_t>& batch :
+         {std::vector<std::int64_t>{0, 1}, {1, 1}, {1, 0}}) {
+        sent.raws.resize(2);
+        sent.raws.push_back(raw(batch));
+        const auto message = sent.message();
+        for (std::size_t end = message->size() - 20; end < message->size(); ++end) {
+            const auto plain = receive(memory, *message, {end}).plain();
+            CHECK(plain != nullptr && plain->valid() == (batch[0] <= batch[1]));
+            CHECK(plain->message() == *message);
+        }
+    }
 }
 
 void test_a_model_that_worked_in_place_is_undone() {
@@ -539,6 +557,7 @@ int main() {
     test_a_plain_request_is_staged();
     test_edges_are_widened_where_the_model_wants_them_wide();
     test_order_optional_inputs_and_options_do_not_matter();
+    test_values_that_must_ascend_do_so_wherever_the_message_is_cut();
     test_a_model_that_worked_in_place_is_undone();
     test_a_declared_request_is_staged();
     test_what_is_odd_or_wrong_is_left_alone();

@@ -43,5 +43,8 @@ class Signature(msgspec.Struct, frozen=True, kw_only=True):
     exact_hops: int | None = None
     #: True when a disjoint union gives each graph the output it has alone: requests may be merged.
     mergeable: bool = False
+    #: True when nodes of one graph must stand side by side: the values of `batch`, and of every
+    #: other input that tells graphs, in ascending order.
+    needs_sorted_batch: bool = False
     #: True when the serving executor takes int32 edges as they are.
     narrow_edges: bool = False

@@ -21,7 +21,7 @@ from serve.server.api import InferCall
 from serve.server.catalogue import ModelEntry
 from serve.server.graphs_told import copy_tensor, graphs_staged, graphs_told
 from serve.server.request_inputs import LaidOutInputs, SentInputs, StagedInputs
-from serve.server.staging import Staged, aligned, key_of, plan_layout
+from serve.server.staging import Staged, aligned, check_ascending, key_of, plan_layout
 
 _Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -133,6 +133,8 @@ class DeclaredInputs(CountedInputs, LaidOutInputs):
             copy_tensor(self.call.tensors[slot.name], target)
         if slot.index:
             _check_index(slot, target, self._bounds(slot))
+            if self.entry.signature.needs_sorted_batch and slot in self._interface.batches:
+                check_ascending(slot.name, target)
         elif slot.datatype == "BOOL":
             raw = self._pool.array(ref.offset_bytes, "uint8", ref.shape)
             _check_range(slot.name, raw, 0, 2, "a BOOL is 0 or 1")

@@ -145,7 +145,7 @@ def _describe(entry: ModelEntry, token: int) -> PlainModel | None:
     if (interface := entry.spec.interface) is not None:
         if any(slot.columns for slot in interface.inputs):
             return None
-        return _declared(interface, token, entry.estimator.counts_graphs)
+        return _declared(interface, token, entry)
     signature = entry.signature
     inputs = [INPUTS[name] for name in entry.spec.inputs]
     has_edges = any(each.per[0] == "E" for each in inputs)
@@ -175,13 +175,14 @@ def _describe(entry: ModelEntry, token: int) -> PlainModel | None:
             # No more graphs than nodes.
             below=[] if each.ids_below is None else [0],
             counts_graphs=each.ids_below == "G" and entry.estimator.counts_graphs,
+            ascends=each.ids_below == "G" and signature.needs_sorted_batch,
         )
     output = entry.estimator.calibration.memory.output
     model.add_output(OUTPUT, output.constant, list(output.per[: 1 + has_edges]))
     return model
 
 
-def _declared(interface: Interface, token: int, counts_graphs: bool) -> PlainModel:
+def _declared(interface: Interface, token: int, entry: ModelEntry) -> PlainModel:
     """Return what the front must know of a model that declares its inputs."""
     place = {symbol: number for number, symbol in enumerate(interface.counts)}
     model = PlainModel(token=token, counts=len(place), node_counts=len(interface.nodes))
@@ -197,7 +198,8 @@ def _declared(interface: Interface, token: int, counts_graphs: bool) -> PlainMod
             low=low,
             high=high,
             numbers_graphs=interface.numbers_graphs(slot),
-            counts_graphs=counts_graphs and slot in interface.batches,
+            counts_graphs=entry.estimator.counts_graphs and slot in interface.batches,
+            ascends=entry.signature.needs_sorted_batch and slot in interface.batches,
         )
     for output in interface.outputs:
         per, constant = interface.bytes_per((output,))

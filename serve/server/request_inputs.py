@@ -247,6 +247,7 @@ class TensorInputs(LaidOutInputs):
                 self._pool,
                 block,
                 check_finite=self._check_finite,
+                sorted_batch=self.entry.signature.needs_sorted_batch,
                 staged_before=set() if self.joint is None else self.joint.staged,
             )
         except BaseException:

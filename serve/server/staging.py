@@ -8,6 +8,7 @@ runs in the thread that serves the request and releases the interpreter lock for
 import math
 from collections.abc import Mapping
 from itertools import chain
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -120,12 +121,13 @@ def stage(
     block: Block,
     *,
     check_finite: bool,
+    sorted_batch: bool,
     staged_before: set[TensorKey],
 ) -> Staged:
     """Check and copy the tensors of `call` into `block`.
 
-    Leaves out those `staged_before`, and adds those that it staged. Raises InvalidInput naming the
-    tensor, the position and the rule.
+    Leaves out those `staged_before`, and adds those that it staged. With `sorted_batch` the graphs
+    in `batch` must ascend. Raises InvalidInput naming the tensor, the position and the rule.
     """
     staged = layout.at(block)
     num_nodes = call.tensors["x"].shape[0]
@@ -140,6 +142,11 @@ def stage(
         else:
             _stage_floats(ref.name, source, target, check_finite=check_finite)
         staged_before.add(key_of(ref))
+    if sorted_batch:
+        # Another model's task may have staged it, which takes any order.
+        for ref in staged.inputs:
+            if ref.name == "batch":
+                check_ascending("batch", pool.array(ref.offset_bytes, ref.dtype, ref.shape))
     return staged
 
 
@@ -179,6 +186,17 @@ def _stage_batch(source: Tensor, target: memoryview, num_nodes: int) -> None:
     if found is not None:
         raise InvalidInput(
             f"input 'batch' [{found[0]}] is {found[1]}; it must be in [0, {num_nodes})"
+        )
+
+
+def check_ascending(name: str, graphs: np.ndarray[Any, np.dtype[Any]]) -> None:
+    """Raise InvalidInput for the first of the graphs [N] that is less than the one before it."""
+    falls = graphs[1:] < graphs[:-1]
+    if falls.any():
+        at = int(falls.argmax()) + 1
+        raise InvalidInput(
+            f"input '{name}' [{at}] is {graphs[at]} after {graphs[at - 1]}; it must ascend, as this"
+            " model needs the nodes of each graph side by side"
         )
 
 

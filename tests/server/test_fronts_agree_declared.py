@@ -3,6 +3,7 @@
 import inspect
 import shutil
 
+import grpc
 import numpy as np
 import pytest
 import torch
@@ -234,6 +235,32 @@ def test_padding_is_counted_alike(fronts, name, narrow):
     even, rather, uneven, alone, _ = estimates
     assert alone < even < rather < uneven
     assert uneven > 5 * even
+
+
+@pytest.mark.parametrize("num_nodes", [12, 60_000])
+@pytest.mark.parametrize("name", PADDED)
+def test_nodes_of_a_graph_apart_are_refused_alike_where_they_must_be_together(
+    fronts, name, num_nodes
+):
+    calls, server, _ = fronts
+    batch = np.arange(num_nodes) // 4
+    batch[-1] = 0
+    arrays = {
+        "x": np.ones((num_nodes, 8), np.float32),
+        "edge_index": np.zeros((2, 2), np.int64),
+        "batch": batch,
+    }
+    sent = pb.ModelInferRequest(model_name=name, id="one")
+    for key, array in arrays.items():
+        sent.inputs.add(name=key, datatype=WIRE[array.dtype.name], shape=array.shape)
+        sent.raw_input_contents.append(array.tobytes())
+    before = server._front._front.counts()["plain"]
+    python, native = (outcome(call, sent.SerializeToString()) for call in calls)
+    assert native == python
+    assert native[0] is grpc.StatusCode.INVALID_ARGUMENT
+    place, before_it = num_nodes - 1, num_nodes // 4 - 1
+    assert f"input 'batch' [{place}] is 0 after {before_it}; it must ascend" in native[1]
+    assert server._front._front.counts()["plain"] == before
 
 
 @pytest.mark.parametrize("of_b", [[0, 0], [4, 1], [0, 5], [6, 0]])

@@ -34,7 +34,12 @@ class World:
         )
 
     def serve(self, **facts):
-        signature = SimpleNamespace(narrow_edges=False, accepts_empty=False, accepts_edgeless=False)
+        signature = SimpleNamespace(
+            narrow_edges=False,
+            accepts_empty=False,
+            accepts_edgeless=False,
+            needs_sorted_batch=False,
+        )
         entry = SimpleNamespace(
             key=f"m:{len(self.entries)}",
             spec=SimpleNamespace(inputs=("x", "edge_index"), interface=None, domain=""),

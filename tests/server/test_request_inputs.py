@@ -35,7 +35,12 @@ class Estimator:
 
 
 def inputs(pool, *, counts_loops=True, accepts=True, **changed):
-    signature = SimpleNamespace(narrow_edges=True, accepts_empty=accepts, accepts_edgeless=accepts)
+    signature = SimpleNamespace(
+        narrow_edges=True,
+        accepts_empty=accepts,
+        accepts_edgeless=accepts,
+        needs_sorted_batch=False,
+    )
     entry = SimpleNamespace(
         estimator=Estimator(counts_loops),
         signature=signature,

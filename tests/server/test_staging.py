@@ -44,12 +44,25 @@ def shapes(request: InferCall) -> dict[str, tuple[int, ...]]:
 
 
 def staged(
-    pool: SharedPool, request: InferCall, *, check_finite: bool = True, narrow_edges: bool = False
+    pool: SharedPool,
+    request: InferCall,
+    *,
+    check_finite: bool = True,
+    narrow_edges: bool = False,
+    sorted_batch: bool = False,
 ):
     order = ("x", "edge_index", "edge_weight", "batch")
     layout = plan_layout(shapes(request), order, output_bytes=40, narrow_edges=narrow_edges)
     block = take_block(pool, layout.size_bytes)
-    return stage(request, layout, pool, block, check_finite=check_finite, staged_before=set())
+    return stage(
+        request,
+        layout,
+        pool,
+        block,
+        check_finite=check_finite,
+        sorted_batch=sorted_batch,
+        staged_before=set(),
+    )
 
 
 @pytest.mark.parametrize(
@@ -71,6 +84,31 @@ def test_loops_among_the_staged_edges_are_counted(pool):
     edges = np.array([[0, 1, 2, 3, 4, 4, 0], [0, 2, 2, 1, 4, 4, 1]])
     assert count_loops(staged(pool, call(edge_index=edges)), pool) == 4
     assert count_loops(staged(pool, call(edge_index=edges[:, :0])), pool) == 0
+
+
+def test_graphs_in_any_order_are_refused_where_the_model_needs_them_sorted(pool):
+    request = call(batch=np.array([0, 0, 2, 1, 3]))
+    staged(pool, request)
+    told = r"'batch' \[3\] is 1 after 2; it must ascend, .* side by side"
+    with pytest.raises(InvalidInput, match=told):
+        staged(pool, request, sorted_batch=True)
+    staged(pool, call(batch=np.array([0, 0, 2, 2, 3])), sorted_batch=True)
+
+
+def test_order_matters_too_where_another_model_has_staged_the_graphs(pool):
+    request, before = call(batch=np.array([0, 0, 2, 1, 3])), set()
+    layout = plan_layout(shapes(request), ("x", "batch"), output_bytes=40)
+    block = take_block(pool, layout.size_bytes)
+
+    def stage_for(sorted_batch):
+        stage(
+            request, layout, pool, block,
+            check_finite=True, sorted_batch=sorted_batch, staged_before=before,
+        )  # fmt: skip
+
+    stage_for(sorted_batch=False)
+    with pytest.raises(InvalidInput, match=r"'batch' \[3\] is 1 after 2"):
+        stage_for(sorted_batch=True)
 
 
 @pytest.fixture

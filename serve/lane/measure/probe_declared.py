@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-import torch
-
 from serve.errors import ModelError
 from serve.interface import Interface
+from serve.lane.measure.batch_order import needs_sorted_batch
+from serve.lane.measure.closeness import is_close
 from serve.lane.measure.probe_graphs import Shape, declared_graph
 from serve.lane.measure.typed_hops import probe_typed_reach
 from serve.lane.models.advice import explained
@@ -18,6 +18,8 @@ from serve.models.model_signature import Signature
 _FIRST, _OTHER = (7, 12), (22, 45)
 #: Those of a trial union.
 _UNION = ((7, 12), (64, 256), (11, 20), (40, 400))
+#: Those of several graphs in one request.
+_BATCHED = (64, 256)
 
 
 def probe_declared(loaded: LoadedModel, interface: Interface) -> Signature:
@@ -61,6 +63,12 @@ def probe_declared(loaded: LoadedModel, interface: Interface) -> Signature:
         hops=hops,
         exact_hops=exact_hops,
         mergeable=deterministic and interface.is_joinable and _is_mergeable(loaded, interface),
+        needs_sorted_batch=needs_sorted_batch(
+            loaded.outputs,
+            interface,
+            declared_graph(interface, interface.spread(*_BATCHED), Shape.MANY),
+            deterministic=deterministic,
+        ),
     )
 
 
@@ -90,11 +98,3 @@ def _uneven(counts: Sequence[int], turn: int) -> tuple[int, ...]:
         2 * count if position == turn % len(counts) else count
         for position, count in enumerate(counts)
     )
-
-
-def is_close(found: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Return True within 1e-4 of the expected tensor's scale."""
-    if not expected.numel():
-        return True
-    scale = max(float(expected.double().abs().max()), 1e-12)
-    return bool(((found.double() - expected.double()).abs() <= 1e-4 * scale).all())

@@ -14,8 +14,10 @@ import torch
 from serve.errors import ModelError
 from serve.graphs.random_inputs import random_inputs
 from serve.inputs import INPUTS, Size
+from serve.lane.measure.batch_order import needs_sorted_batch, short_interface
+from serve.lane.measure.closeness import is_close
 from serve.lane.measure.hops import probe_reach
-from serve.lane.measure.probe_declared import is_close, probe_declared
+from serve.lane.measure.probe_declared import probe_declared
 from serve.lane.models.loader import LoadedModel
 from serve.lane.models.union import run_union
 from serve.models.model_signature import Signature as Signature
@@ -26,6 +28,8 @@ _EDGE_ARGS = ("edge_dim", "edge_channels", "num_edge_features", "edge_features",
 _MAX_CANDIDATES = 32
 #: Nodes, edges and graphs of the trial union.
 _UNION = ((7, 12, 3), (64, 256, 4), (11, 20, 1), (40, 400, 2))
+#: Those of several graphs in one request.
+_BATCHED = (64, 256, 4)
 
 
 def probe_signature(loaded: LoadedModel) -> Signature:
@@ -106,29 +110,35 @@ def _describe(
     deterministic = again is not None and is_close(again, output)
     empty, edgeless = run(0, 0, 0), run(3, 0, 1)
     by_node = counts == (7, 11)
+    rows: Literal["node", "graph"] = "node" if by_node else "graph"
     hops, exact_hops = probe_reach(loaded, num_features) if by_node else (None, None)
     return Signature(
         num_features=num_features,
         edge_dim=edge_dim,
         num_outputs=output.shape[1],
-        rows="node" if by_node else "graph",
+        rows=rows,
         accepts_empty=empty is not None and empty.shape == (0, output.shape[1]),
         accepts_edgeless=edgeless is not None,
         deterministic=deterministic,
         hops=hops,
         exact_hops=exact_hops,
-        mergeable=deterministic and _is_mergeable(loaded, num_features, edge_dim, counts),
+        mergeable=deterministic and _is_mergeable(loaded, num_features, edge_dim, rows),
+        needs_sorted_batch=needs_sorted_batch(
+            loaded.outputs,
+            short_interface(loaded.spec.inputs, rows),
+            probe_inputs(*_BATCHED, num_features, edge_dim),
+            deterministic=deterministic,
+        ),
     )
 
 
 def _is_mergeable(
-    loaded: LoadedModel, num_features: int, edge_dim: int | None, counts: tuple[int, int]
+    loaded: LoadedModel, num_features: int, edge_dim: int | None, rows: Literal["node", "graph"]
 ) -> bool:
     """Return True when graphs of several sizes have the same outputs merged and alone.
 
     It is False for a model that normalises over all nodes, samples, or pools without `batch`.
     """
-    rows: Literal["node", "graph"] = "node" if counts == (7, 11) else "graph"
     graphs = [probe_inputs(*size, num_features, edge_dim) for size in _UNION]
     try:
         alone = [loaded.run(graph) for graph in graphs]
