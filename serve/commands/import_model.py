@@ -24,6 +24,7 @@ from serve.models.import_messages import ReadModel, ReadOrder
 from serve.models.model_config import CONFIG_FILE
 from serve.models.model_signature import Signature
 from serve.models.repository import WEIGHTS_FILE, ModelSpec, find
+from serve.models.wrappers import wrapper
 from serve.progress import Progress
 from serve.server.trial import Trials
 from serve.toml_tables import read_toml, toml_readings
@@ -256,10 +257,13 @@ def _inputs_of(parameters: Sequence[str], source: Source) -> tuple[str, ...]:
     unknown = [name for name in parameters if name not in INPUTS]
     if unknown or not parameters:
         taken = ", ".join(parameters) or "none"
+        usual = (
+            f"say which of {', '.join(INPUTS)} each one is, in their order: --inputs x,edge_index;"
+            " or give a graph that has them, saved by torch.save(data, FILE): --example FILE"
+        )
         raise ConfigError(
             f"--inputs: the required parameters of {source.factory}'s {source.method} are {taken};"
-            f" say which of {', '.join(INPUTS)} each one is, in their order: --inputs x,edge_index;"
-            " or give a graph that has them, saved by torch.save(data, FILE): --example FILE"
+            f" {wrapper(source.factory, source.method, parameters) or usual}"
         )
     return tuple(parameters)
 

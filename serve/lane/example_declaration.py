@@ -21,10 +21,11 @@ from serve.interface import DTYPES, InputSlot, Interface, is_float
 from serve.lane.example_outputs import outputs_of, typed_key
 from serve.lane.graph_importing import read_graph
 from serve.lane.models.advice import advice, explained
-from serve.lane.models.calling import called, method_of, takes_data
+from serve.lane.models.calling import called, method_of, required_parameters, takes_data
 from serve.lane.models.declared import DeclaredForward
 from serve.models.declaration import declaration_text
 from serve.models.repository import ModelSpec
+from serve.models.wrappers import wrapper
 
 _WIRES = {name: wire for wire, name in DTYPES.items()}
 #: Attributes of a training graph that no forward(data) is asked with.
@@ -65,6 +66,8 @@ def _slots(
     graph: Data | HeteroData, method: Callable[..., Any], spec: ModelSpec
 ) -> Iterator[InputSlot]:
     """Yield an input for each parameter that the example has; raises ConfigError."""
+    if told := wrapper(spec.factory, spec.method, required_parameters(method)):
+        raise ConfigError(f"--example: {told}")
     given = [key for key in _keys(graph) if key not in _NOT_ASKED]
     if as_graph := takes_data(method, given):
         names = _read_by(method, graph, spec) if isinstance(graph, Data) else given

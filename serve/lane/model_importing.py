@@ -6,10 +6,9 @@ Weights are read by `torch.load(weights_only=True)`, which runs no code that a f
 factory's code does run, as it will when the model is served.
 """
 
-import inspect
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from safetensors.torch import save_file
 
 from serve.errors import ConfigError, ServeError
 from serve.lane.example_declaration import declare
-from serve.lane.models.calling import method_of
+from serve.lane.models.calling import method_of, required_parameters
 from serve.lane.models.loader import build_model
 from serve.lane.pickles import read_pickle
 from serve.models.import_messages import ReadModel, ReadOrder
@@ -93,13 +92,6 @@ def convert(source: Path, target: Path, strip: str = "") -> tuple[int, tuple[str
         notes.append(f"{shared} tensors that share memory with others were written out")
     save_file({name: tensor.contiguous() for name, tensor in kept.items()}, target)
     return len(kept), tuple(notes)
-
-
-def required_parameters(method: Callable[..., Any]) -> tuple[str, ...]:
-    """Return the names of the parameters of forward, or of another, that have no default."""
-    parameters = inspect.signature(method).parameters.values()
-    positional = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
-    return tuple(p.name for p in parameters if p.kind in positional and p.default is p.empty)
 
 
 def _pickled_state(source: Path) -> dict[str, torch.Tensor]:

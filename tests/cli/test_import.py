@@ -55,6 +55,11 @@ NET = textwrap.dedent(
             return scale * global_add_pool(out, data.batch)
 
 
+    class Sampled(Pool):
+        def forward(self, x, adjs, batch):
+            raise AssertionError("it is not to be called")
+
+
     class Odd(Pool):
         def forward(self, nodes, edges):
             return self.conv(nodes, edges)
@@ -230,6 +235,11 @@ def test_values_in_the_program_are_exact():
             ("--factory", "net.py:Odd", "--weights", "pool.pt", "--args", "hidden=5"),
             2,
             "forward are nodes, edges; say which of",
+        ),
+        (
+            ("--factory", "net.py:Sampled", "--weights", "pool.pt", "--args", "hidden=5"),
+            2,
+            "class Served(Sampled): def forward(self, x, edge_index, batch): return super().",
         ),
     ],
 )

@@ -42,6 +42,7 @@ TRIED = {
         "python file=models/mine/model.py", "python file=train.py",
         "toml file=models/mine/config.toml", "toml file=gnnserve.toml", "toml declared",
         "sh alone", "sh server", "python server", "python load",
+        "python forward=adjs", "python forward=adj_t",
     },
 }  # fmt: skip
 

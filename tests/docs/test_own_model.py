@@ -7,6 +7,8 @@ import subprocess
 import sys
 
 import pytest
+import torch
+from torch_geometric.nn import SAGEConv
 
 from bench.kit.servers import ROOT, SHORT_CALIBRATIONS, ServerProcess
 from serve.client import Client
@@ -16,6 +18,7 @@ from serve.lane.models.loader import load_model
 from serve.models.declaration import interface_of
 from serve.models.model_config import read_settings
 from serve.models.repository import find
+from serve.models.wrappers import wrapper
 from tests.docs.pages import blocks
 from tests.e2e.support import run_python
 
@@ -88,6 +91,46 @@ def test_blocks_run_in_order(tmp_path, environment):
         ask("load")
         with Client(server.target) as client:
             assert client.ready("mine", "2")
+
+
+class OfNeighbourhoods(torch.nn.Module):
+    """As in PyG's examples of its NeighborSampler."""
+
+    def __init__(self):
+        super().__init__()
+        self.convs = torch.nn.ModuleList([SAGEConv(4, 8), SAGEConv(8, 3)])
+
+    def forward(self, x, adjs):
+        for conv, (edge_index, _, size) in zip(self.convs, adjs, strict=True):
+            x = conv((x, x[: size[1]]), edge_index)
+        return x
+
+
+class OfMatrix(OfNeighbourhoods):
+    """Passes a matrix on to layers, and computes with it."""
+
+    def forward(self, x, adj_t):
+        for conv in self.convs:
+            x = conv(x, adj_t)
+        return adj_t @ x
+
+
+@pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
+@pytest.mark.parametrize(("name", "model"), [("adjs", OfNeighbourhoods), ("adj_t", OfMatrix)])
+def test_a_forward_without_edge_index_is_served_by_the_class_shown(name, model):
+    (block,) = blocks(PAGE, "python", f"forward={name}")
+    assert block.text in wrapper("net.py:Net", "forward", ("x", name))
+    names = {"Net": model}
+    exec(block.text, names)
+    served = names["Served"]().eval()
+    x, edge_index = torch.rand(5, 4), torch.tensor([[0, 1, 2, 3, 3, 4], [1, 2, 0, 0, 4, 1]])
+    expected = x
+    for conv in served.convs:
+        expected = conv(expected, edge_index)
+    if model is OfMatrix:
+        expected = torch.zeros(5, 3).index_add_(0, edge_index[1], expected[edge_index[0]])
+    with torch.inference_mode():
+        torch.testing.assert_close(served(x, edge_index), expected)
 
 
 def test_the_declaration_shown_is_of_the_model_described(tmp_path):

@@ -87,6 +87,13 @@ MODEL_PY = textwrap.dedent(
             return self.leave(self.wide(x.reshape(-1, 4)))
 
 
+    class Sampled(Node):
+        def forward(self, x, adjs):
+            for edge_index, _, size in adjs:
+                x = self.conv((x, x[: size[1]]), edge_index)
+            return x
+
+
     class PerEdge(Node):
         def forward(self, x, edge_index):
             return x[edge_index[0]]

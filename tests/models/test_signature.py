@@ -66,10 +66,11 @@ def test_a_width_that_gives_other_rows_is_not_the_models(put):
         ("PerEdge", "", "7 and 11 nodes in 1 and 1 graphs give 12 and 20 rows"),
         ("Pooled", 'inputs = ["x", "batch", "edge_index"]', "no probe graph runs"),
         ("Edges", 'inputs = ["x", "edge_index"]', "missing 1 required positional argument"),
+        ("Sampled", "", r"with 9 features: .*; its 'adjs' is .*class Served\(Sampled\):"),
     ],
 )
 def test_what_does_not_run_is_told(put, factory, more, told):
-    with pytest.raises(ModelError, match=f"^model mine:1: .*{told}"):
+    with pytest.raises(ModelError, match=f"(?s)^model mine:1: .*{told}"):
         probed(put(factory=f"./model.py:{factory}", more=more))
 
 

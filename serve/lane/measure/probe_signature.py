@@ -18,9 +18,11 @@ from serve.lane.measure.batch_order import needs_sorted_batch, short_interface
 from serve.lane.measure.closeness import is_close
 from serve.lane.measure.hops import probe_reach
 from serve.lane.measure.probe_declared import probe_declared
+from serve.lane.models.calling import required_parameters
 from serve.lane.models.loader import LoadedModel
 from serve.lane.models.union import run_union
 from serve.models.model_signature import Signature as Signature
+from serve.models.wrappers import wrapper
 
 _FEATURE_ARGS = ("in_channels", "num_features", "in_features", "num_node_features", "in_dim",
                  "input_dim", "in_feats")  # fmt: skip
@@ -57,7 +59,11 @@ def probe_signature(loaded: LoadedModel) -> Signature:
             f"model {loaded.spec.key}: the number of features is unknown; give it as"
             " model.num_features in config.toml"
         )
-    raise ModelError(f"model {loaded.spec.key}: no probe graph runs; {first[0]}") from first[1]
+    spec = loaded.spec
+    advice = wrapper(spec.factory, spec.method, required_parameters(loaded.module.forward))
+    raise ModelError(
+        f"model {spec.key}: no probe graph runs; {first[0]}{advice and '; '}{advice}"
+    ) from first[1]
 
 
 def probe_inputs(

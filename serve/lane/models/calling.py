@@ -62,6 +62,19 @@ def method_of(module: torch.nn.Module, spec: ModelSpec) -> Callable[..., Any]:
     return result
 
 
+def required_parameters(method: Callable[..., Any]) -> tuple[str, ...]:
+    """Return the names of the parameters of forward, or of another, that have no default.
+
+    Returns none where Python cannot tell them.
+    """
+    try:
+        parameters = inspect.signature(method).parameters.values()
+    except (TypeError, ValueError):
+        return ()
+    positional = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return tuple(p.name for p in parameters if p.kind in positional and p.default is p.empty)
+
+
 def takes_data(method: Callable[..., Any], names: Sequence[str]) -> bool:
     """Return True when the only required parameter of `method` is a graph of PyG.
 
