@@ -65,7 +65,7 @@ def load(
     rate: Annotated[float | None, typer.Option(help="Requests per second.")] = None,
     rho: Annotated[
         float | None,
-        typer.Option(help="Offered load: rate × mean solo time ÷ lanes, as the server estimates."),
+        typer.Option(help="Offered load: rate × mean solo time ÷ slots, as the server estimates."),
     ] = None,
     end_to_end: Annotated[
         bool,

@@ -49,8 +49,8 @@ class ServerUnderLoad(Protocol):
         """Return names and shapes of the inputs of `model`."""
         ...
 
-    def lanes(self) -> int:
-        """Return the number of lanes."""
+    def slots(self) -> int:
+        """Return how many requests execute at once."""
         ...
 
     def solo_s(self, model: str, num_nodes: int, num_edges: int) -> float:
@@ -255,14 +255,14 @@ def _draw(
         sources=source.sources,
     )
     if options.rho is not None:
-        lanes = server.lanes()
+        slots = server.slots()
         mean_s = _mean_solo_s(tasks, header, options, source, server)
         header = msgspec.structs.replace(
             header,
-            rate_hz=rate_for_rho(options.rho, mean_s, lanes),
+            rate_hz=rate_for_rho(options.rho, mean_s, slots),
             rho=options.rho,
             mean_solo_s=mean_s,
-            lanes=lanes,
+            lanes=slots,
         )
     if options.in_flight is not None:
         # What is sent in turn; how often follows from the server.

@@ -29,7 +29,7 @@ def progress_line(at_s: float, trace: Trace, sent: int, samples: Sequence[Sample
 def show_summary(summary: LoadSummary, console: Console) -> None:
     """Print a run: its load, latencies, late answers and failures."""
     header = summary.trace
-    load = f", ρ {header.rho:g} on {header.lanes} lanes" if header.rho is not None else ""
+    load = f", ρ {header.rho:g} on {header.lanes} slots" if header.rho is not None else ""
     if header.in_flight is None:
         profile = f" × {header.profile}" if header.profile else ""
         times = f"{header.arrivals} arrivals at {header.rate_hz:.4g}/s{profile}{load}"

@@ -93,10 +93,10 @@ class Target:
             return msgspec.json.decode(declared, type=Interface)
         return {tensor.name: tuple(tensor.shape) for tensor in metadata.inputs}
 
-    def lanes(self) -> int:
-        """Return the number of lanes; raises NotReady when the server cannot tell it."""
+    def slots(self) -> int:
+        """Return how many requests execute at once; raises NotReady when it cannot tell."""
         answer = self._ask(self._own.Describe, gnnserve_pb2.DescribeRequest(), _RATE_INSTEAD)
-        return int(answer.lanes)
+        return int(answer.slots)
 
     def solo_s(self, model: str, num_nodes: int, num_edges: int) -> float:
         """Return the server's estimate of a request's solo time, in seconds."""

@@ -284,7 +284,7 @@ def simulate_command(
     ] = None,
     rho: Annotated[
         float | None,
-        typer.Option(min=0.001, help="Offered load: arrival rate × mean solo time ÷ lanes."),
+        typer.Option(min=0.001, help="Offered load: arrival rate × mean solo time ÷ slots."),
     ] = None,
     policy: Annotated[
         str | None,

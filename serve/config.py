@@ -203,8 +203,8 @@ class DeviceConfig(Section, frozen=True):
     #: Memory for weights and running tasks; None: the device's memory less a reserve. On a
     #: processor the limits of the server's control groups count too.
     memory_budget: str | None = None
-    #: Lanes, which are resident execution slots, of each device; None: by the number of cores, or
-    #: the CPU quota if that is smaller. On a GPU at most 28.
+    #: Lanes of each device, processes that wait for requests to run; None: by the number of cores,
+    #: or the CPU quota if that is smaller. On a GPU at most 28.
     lanes: Count | None = None
     #: Memory that a lane's process may hold between runs beyond its models. A lane that holds more,
     #: because a model leaks, is restarted. None: the heap that a lane retains, plus its share of a

@@ -110,6 +110,7 @@ class TraceHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     #: Offered load, when the rate was derived from one, with what it was derived from.
     rho: float | None = None
     mean_solo_s: float | None = None
+    #: Slots of the server: how many requests execute at once.
     lanes: int | None = None
     pool: PoolSpec = PoolSpec()
     #: Instead of the pool, for requests by node ids: an item's graph is then a list of ids, and its
@@ -281,11 +282,11 @@ def _weighted_tasks(
     return tuple(tasks)
 
 
-def rate_for_rho(rho: float, mean_solo_s: float, lanes: int) -> float:
-    """Return the arrivals per second that offer `rho` = rate × mean solo time ÷ lanes."""
-    if rho <= 0 or mean_solo_s <= 0 or lanes < 1:
-        raise ConfigError(f"rho {rho} > 0, mean solo time {mean_solo_s} s > 0, lanes {lanes} >= 1")
-    return rho * lanes / mean_solo_s
+def rate_for_rho(rho: float, mean_solo_s: float, slots: int) -> float:
+    """Return the arrivals per second that offer `rho` = rate × mean solo time ÷ slots."""
+    if rho <= 0 or mean_solo_s <= 0 or slots < 1:
+        raise ConfigError(f"rho {rho} > 0, mean solo time {mean_solo_s} s > 0, slots {slots} >= 1")
+    return rho * slots / mean_solo_s
 
 
 def poisson_arrivals(

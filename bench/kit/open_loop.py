@@ -129,7 +129,7 @@ def ask_once(address: str, message: bytes) -> tuple[bytes, str]:
 class Shapes:
     """The facts of a server that a plan of given requests needs: the shapes of inputs."""
 
-    def lanes(self) -> int:
+    def slots(self) -> int:
         raise AssertionError("a trace has its rate")
 
     def solo_s(self, model: str, num_nodes: int, num_edges: int) -> float:

@@ -306,7 +306,8 @@ class ServerFacts:
 
     version: str
     device: str
-    lanes: int
+    #: Requests that execute at once; the server may have more lanes.
+    slots: int
     budget_bytes: int
     policy: str
     discipline: str

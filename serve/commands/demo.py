@@ -217,7 +217,7 @@ def _show_server(client: Client) -> None:
     facts = client.describe()
     budget_gib = facts.budget_bytes / 2**30
     _console.print(
-        f"   {facts.device}, {facts.lanes} lanes, {budget_gib:.1f} GiB for requests; policy "
+        f"   {facts.device}, {facts.slots} requests at once, {budget_gib:.1f} GiB for them; policy "
         f"{facts.policy}, discipline {facts.discipline}; each request gets a target of "
         f"{facts.qos_factor:g} × the time it would take alone",
         soft_wrap=True,

@@ -125,7 +125,7 @@ class ServerRun(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     #: Name for people: `cpu`, or the name of a CUDA device, which starts with `cuda`.
     device: str
-    #: Lanes that may run at once.
+    #: The server's slots: how many of its lanes run at once. The column is older than the word.
     lanes: int
     #: Device memory that tasks may reserve.
     budget_bytes: int

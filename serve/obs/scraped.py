@@ -30,8 +30,6 @@ class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     shadow_runs: dict[tuple[str, str, str], int] = {}
     #: Models in quarantine, which ended lanes again and again.
     quarantined: tuple[str, ...] = ()
-    #: Runs that execute at once, on all devices: cores of a processor, lanes of a GPU.
-    cores: int = 0
     #: Lanes that can take a task.
     lanes_up: int
     #: For how long each lane has had its run; 0 for one without.
@@ -136,7 +134,6 @@ class EngineState(Collector):
         yield quarantined
         for name, help_text, value in (
             ("queue_depth", "Requests accepted and not yet launched", sum(now.pending.values())),
-            ("cores", "Runs that execute at once: cores, or lanes of a GPU", now.cores),
             ("lanes_up", "Lanes that can take a task", now.lanes_up),
             (
                 "lanes_unconfined",

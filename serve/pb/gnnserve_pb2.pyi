@@ -12,10 +12,10 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("version", "device", "lanes", "budget_bytes", "policy", "discipline", "window", "qos_factor", "max_message_bytes")
+    __slots__ = ("version", "device", "slots", "budget_bytes", "policy", "discipline", "window", "qos_factor", "max_message_bytes")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
-    LANES_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
     BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     DISCIPLINE_FIELD_NUMBER: _ClassVar[int]
@@ -24,14 +24,14 @@ class DescribeResponse(_message.Message):
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
     version: str
     device: str
-    lanes: int
+    slots: int
     budget_bytes: int
     policy: str
     discipline: str
     window: str
     qos_factor: float
     max_message_bytes: int
-    def __init__(self, version: _Optional[str] = ..., device: _Optional[str] = ..., lanes: _Optional[int] = ..., budget_bytes: _Optional[int] = ..., policy: _Optional[str] = ..., discipline: _Optional[str] = ..., window: _Optional[str] = ..., qos_factor: _Optional[float] = ..., max_message_bytes: _Optional[int] = ...) -> None: ...
+    def __init__(self, version: _Optional[str] = ..., device: _Optional[str] = ..., slots: _Optional[int] = ..., budget_bytes: _Optional[int] = ..., policy: _Optional[str] = ..., discipline: _Optional[str] = ..., window: _Optional[str] = ..., qos_factor: _Optional[float] = ..., max_message_bytes: _Optional[int] = ...) -> None: ...
 
 class EstimateRequest(_message.Message):
     __slots__ = ("model", "version", "num_nodes", "num_edges", "graph", "num_ids", "fanouts", "node_type")

@@ -97,7 +97,7 @@ class GnnServeServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Describe(self, request, context):
-        """Describes this server: device, lanes, budget, scheduling.
+        """Describes this server: device, slots, budget, scheduling.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -45,11 +45,17 @@ class GnnServeService:
     def Describe(self, _: pb.DescribeRequest, __: object) -> pb.DescribeResponse:
         """Describe the server's device and scheduling."""
         facts = self._facts()
-        answer = pb.DescribeResponse(max_message_bytes=self._max_message_bytes)
-        for field in answer.DESCRIPTOR.fields:
-            if field.name != "max_message_bytes":
-                setattr(answer, field.name, getattr(facts, field.name))
-        return answer
+        return pb.DescribeResponse(
+            version=facts.version,
+            device=facts.device,
+            slots=facts.lanes,
+            budget_bytes=facts.budget_bytes,
+            policy=facts.policy,
+            discipline=facts.discipline,
+            window=facts.window,
+            qos_factor=facts.qos_factor,
+            max_message_bytes=self._max_message_bytes,
+        )
 
     def Estimate(self, request: pb.EstimateRequest, _: object) -> pb.EstimateResponse:
         """Estimate a request of a given size, or one by node ids of a resident graph."""

@@ -24,7 +24,6 @@ def take_snapshot(parts: EngineParts, rows_dropped: int) -> EngineSnapshot:
             quarantined=tuple(
                 sorted({e.spec.name for e in entries if driver.quarantine_reason(e.key)})
             ),
-            cores=sum(one.params.device.slots for one in driver.scheduler.devices),
             lanes_up=driver.lanes.ready_count,
             running_ns={
                 int(lane): ns for lane, ns in driver.lanes.running_ns(clock.now_ns()).items()

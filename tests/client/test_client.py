@@ -261,7 +261,7 @@ def test_estimate_describe_and_report(client, reports):
     assert (estimate.version, estimate.peak_bytes, estimate.reserve_bytes) == ("1", 1000, 1024)
     assert (estimate.run_ns, estimate.solo_ns, estimate.qos_target_ns) == (10, 20, 40)
     facts = client.describe()
-    assert (facts.device, facts.lanes, facts.budget_bytes) == ("cpu", 2, 2**30)
+    assert (facts.device, facts.slots, facts.budget_bytes) == ("cpu", 2, 2**30)
     assert facts.max_message_bytes == 2**20
     report = client.report(since_s=60)
     assert reports == [60]

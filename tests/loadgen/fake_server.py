@@ -3,7 +3,7 @@
 Prints its port, then a line when 20 inferences have come; at the end of its stdin a digest of all
 requests, and stops. Every
 FAIL_EVERY-th inference is refused, none if 0. None is answered before HOLD have come, and stopping
-waits for none. Estimates are made up: 10 µs per node, 3 lanes.
+waits for none. Estimates are made up: 10 µs per node, 3 slots.
 """
 
 import itertools
@@ -87,7 +87,7 @@ class Inference(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
 
 class GnnServe(gnnserve_pb2_grpc.GnnServeServicer):
     def Describe(self, request, context):
-        return gnnserve_pb2.DescribeResponse(device="fake", lanes=3)
+        return gnnserve_pb2.DescribeResponse(device="fake", slots=3)
 
     def Estimate(self, request, context):
         return gnnserve_pb2.EstimateResponse(solo_ns=request.num_nodes * 10_000)

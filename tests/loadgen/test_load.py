@@ -45,7 +45,7 @@ def test_rho_and_a_trace_replayed_with_targets_of_its_own(fake_server, load, tmp
         trace = Trace.load(saved).with_targets(lambda item: 1_000)
         trace.save(saved)
         _, second = load(server, "--trace", saved, "--save-trace", again)
-    # The fake estimates 10 µs per node, of which there are 100 to 200, and claims 3 lanes.
+    # The fake estimates 10 µs per node, of which there are 100 to 200, and claims 3 slots.
     header = first["trace"]
     assert header["lanes"] == 3
     assert 0.001 <= header["mean_solo_s"] <= 0.002

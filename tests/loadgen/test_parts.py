@@ -37,7 +37,7 @@ INPUTS = {
 
 
 class FakeServer:
-    def lanes(self):
+    def slots(self):
         return 4
 
     def solo_s(self, model, num_nodes, num_edges):
@@ -429,7 +429,7 @@ def test_the_tables_show_what_was_seen():
     text = io.StringIO()
     show_summary(summary([*SAMPLES, sample(1, lag_ms=400)]), Console(file=text, width=100))
     shown = text.getvalue()
-    for word in ("mix to h:1: 6 of 5", "ρ 0.3 on 2 lanes", "graph cora: file", "why UNAVAILABLE",
+    for word in ("mix to h:1: 6 of 5", "ρ 0.3 on 2 slots", "graph cora: file", "why UNAVAILABLE",
                  "latency ÷ target", "send lag", "warning: ",
                  "late answers: 40.0% at the client"):  # fmt: skip
         assert word in shown

@@ -318,7 +318,7 @@ def test_what_is_not_offered_says_so(standard, method):
 
 def test_describe_estimate_and_report(own, reports):
     facts = own.Describe(gnnserve_pb2.DescribeRequest())
-    assert (facts.device, facts.lanes, facts.policy, facts.window) == (
+    assert (facts.device, facts.slots, facts.policy, facts.window) == (
         "cpu",
         2,
         "slack",

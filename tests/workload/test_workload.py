@@ -200,7 +200,7 @@ def test_what_a_trace_needs():
 
 
 def test_rate_for_rho():
-    assert rate_for_rho(0.5, mean_solo_s=0.02, lanes=4) == pytest.approx(100)
+    assert rate_for_rho(0.5, mean_solo_s=0.02, slots=4) == pytest.approx(100)
     for wrong in ((0, 1, 1), (1, 0, 1), (1, 1, 0)):
         with pytest.raises(ConfigError, match="rho"):
             rate_for_rho(*wrong)
