@@ -97,9 +97,12 @@ def cancel_command(
     token: TokenOption = None,
     ca: CaOption = None,
 ) -> None:
-    """End a training, unless it has ended."""
+    """End a training, unless it has ended or its version is published."""
     with server_client(target, token, ca) as client:
         found: JobFacts = client.cancel_job(job)
+    if found.version and not found.ended:
+        typer.echo(f"job {job}: too late, it is published as version {found.version}")
+        return
     typer.echo(f"job {job}: {found.state} after {found.epochs_done} of {found.epochs} epochs")
 
 

@@ -287,7 +287,11 @@ class Training(Protocol):
         ...
 
     def cancel(self, job_id: int) -> JobStatus:
-        """End a job, unless it has ended, and return it; raises UnknownName."""
+        """End a job, unless it has ended or its version is there, and return it.
+
+        A job with a version then goes on to be served; of one that is cancelled nothing is
+        published. Raises UnknownName, and NotReady while that is not known.
+        """
         ...
 
 

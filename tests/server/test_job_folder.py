@@ -49,9 +49,8 @@ def test_what_is_no_file_is_not_published(folder, tmp_path, kind):
     model = tmp_path / "models" / "gcn"
     model.mkdir(parents=True)
     with pytest.raises(OSError, match="no regular file"):
-        folder.publish(model, 2)
-    assert not (model / "2").exists()
-    assert all(path.read_bytes() != SECRET for path in model.rglob("*") if path.is_file())
+        folder.publish(model, 2, lambda: True)
+    assert list(model.iterdir()) == []
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
@@ -62,12 +61,22 @@ def test_a_checkpoint_that_is_no_file_counts_as_none(folder, tmp_path, kind):
     assert folder.steps_kept() == 0
 
 
-def test_weights_are_published_whole(folder, tmp_path):
+def test_weights_are_published_whole_or_not_at_all(folder, tmp_path):
     (folder.shared / "weights.safetensors").write_bytes(b"weights")
     model = tmp_path / "gcn"
     model.mkdir()
-    folder.publish(model, 2)
-    folder.publish(model, 2)
+    assert not folder.publish(model, 2, lambda: False)
+    assert list(model.iterdir()) == []
+    assert not folder.published_as(model, 2)
+    assert folder.publish(model, 2, lambda: True)
+    assert [path.name for path in model.iterdir()] == ["2"]
+    assert (model / "2" / "weights.safetensors").read_bytes() == b"weights"
+    assert folder.published_as(model, 2)
+    # Somebody else's version stays as it is.
+    (folder.shared / "weights.safetensors").write_bytes(b"others")
+    assert not folder.published_as(model, 2)
+    with pytest.raises(OSError, match="not empty"):
+        folder.publish(model, 2, lambda: True)
     assert [path.name for path in model.iterdir()] == ["2"]
     assert (model / "2" / "weights.safetensors").read_bytes() == b"weights"
 

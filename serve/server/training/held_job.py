@@ -85,7 +85,12 @@ class HeldJob:
     loss: float = 0.0
     epoch_ns: int = 0
     accuracy: float = 0.0
+    #: Version that it is published as; 0 before one is chosen.
     version: int = 0
+    #: Its version is about to appear: too late for a cancellation, unless that fails.
+    publishing: bool = False
+    #: Its version is there.
+    published: bool = False
     #: Empty before its end.
     end: str = ""
     message: str = ""
@@ -119,7 +124,8 @@ class HeldJob:
         return JobStatus(
             job_id=file.job_id, model=file.model, graph=file.graph, epochs=file.epochs,
             epochs_done=self.epochs_done, state=self.state, loss=self.loss,
-            epoch_ns=self.epoch_ns, accuracy=self.accuracy, version=self.version,
+            epoch_ns=self.epoch_ns, accuracy=self.accuracy,
+            version=self.version if self.published else 0,
             message=self.message, reserve_bytes=0 if needs is None else needs.reserve_bytes,
         )  # fmt: skip
 

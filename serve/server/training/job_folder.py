@@ -8,11 +8,12 @@ the job's processes and may leave anything in their part of the folder: it is re
 links, and without waiting.
 """
 
+import filecmp
 import logging
 import os
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -124,20 +125,36 @@ class JobFolder:
         except (OSError, SafetensorError, KeyError, TypeError, ValueError):
             return 0
 
-    def publish(self, model_folder: Path, version: int) -> None:
+    def published_as(self, model_folder: Path, version: int) -> bool:
+        """Return whether a model's version has the weights of the job's process."""
+        try:
+            _require_file(self._files.weights)
+            theirs = model_folder / str(version) / WEIGHTS_FILE
+            return filecmp.cmp(self._files.weights, theirs, shallow=False)
+        except OSError:
+            return False
+
+    def publish(self, model_folder: Path, version: int, begin: Callable[[], bool]) -> bool:
         """Copy the weights into a model's folder as that version, whole or not at all.
 
-        Does nothing when the version is there. Raises OSError, also for weights that are no file.
+        `begin` is asked once, just before the version appears: False leaves nothing behind. Returns
+        whether the version is there. Raises OSError, also for weights that are no file and for a
+        version that is there already.
         """
         target = model_folder / str(version)
-        if target.exists():
-            return
         part = model_folder / f".{version}.part"
-        part.mkdir(exist_ok=True)
-        _require_file(self._files.weights)
-        with open_regular(self._files.weights) as source, (part / WEIGHTS_FILE).open("wb") as copy:
-            shutil.copyfileobj(source, copy, _PIECE_BYTES)
-        os.replace(part, target)
+        try:
+            part.mkdir(exist_ok=True)
+            _require_file(self._files.weights)
+            copied = part / WEIGHTS_FILE
+            with open_regular(self._files.weights) as source, copied.open("wb") as copy:
+                shutil.copyfileobj(source, copy, _PIECE_BYTES)
+            if not begin():
+                return False
+            os.replace(part, target)
+            return True
+        finally:
+            remove_tree(part)
 
     def tidy(self) -> None:
         """Delete all but what the job was."""

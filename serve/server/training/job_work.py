@@ -4,7 +4,7 @@ These functions wait for processes and disks, and hold no lock.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from serve.config import TrainingConfig
@@ -94,10 +94,16 @@ def train(
     return said
 
 
-def finish(job: HeldJob, said: Said, load: Callable[[str], object]) -> JobEvent:
+def finish(
+    job: HeldJob,
+    said: Said,
+    publish: Callable[[Path], bool],
+    load: Callable[[str], object],
+) -> JobEvent | None:
     """Return what comes of the process's last word: trained weights are published.
 
-    Raises OSError when they cannot be written.
+    `publish` writes the job's version to the model's folder; it returns False for a run that was
+    told to end before, and then nothing comes of it. Raises OSError when that cannot be written.
     """
     spec = job.spec
     assert spec is not None
@@ -106,18 +112,21 @@ def finish(job: HeldJob, said: Said, load: Callable[[str], object]) -> JobEvent:
         return (JobOverran if overran else JobFailed)(job.job_id, said.message)
     assert isinstance(said, JobTrained)
     job.accuracy = said.accuracy
-    if not job.version:
-        found = scan_model(Path(spec.folder).parent, spec.name)
-        job.version = 1 + max(one.version or 0 for one in found)
-        # Known before it is there: a server that starts again publishes it once.
-        job.folder.keep(job.as_file())
-    job.folder.publish(Path(spec.folder), job.version)
+    if not publish(Path(spec.folder)):
+        return None
     try:
         load(spec.name)
     except ServeError as error:
         where = f"written as version {job.version} of model '{spec.name}'"
         return JobFailed(job.job_id, f"trained and {where}, which does not load: {error}")
     return JobFinished(job.job_id)
+
+
+def next_version(spec: ModelSpec, others: Iterable[HeldJob]) -> int:
+    """Return a version above all that the model has, or that other jobs will publish."""
+    found = [one.version or 0 for one in scan_model(Path(spec.folder).parent, spec.name)]
+    to_come = [one.version for one in others if one.file.model == spec.name]
+    return 1 + max([*found, *to_come], default=0)
 
 
 def _heard(process: Calibrator, timeout_s: float | None) -> Said:

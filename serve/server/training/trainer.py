@@ -7,7 +7,9 @@ process, or leave a word for the thread.
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from serve.config import TrainingConfig
@@ -38,6 +40,7 @@ from serve.server.training import job_work
 from serve.server.training.held_job import HeldJob, JobRun
 from serve.server.training.job_facts import JobCall, JobStatus
 from serve.server.training.job_folder import JobFolder, KeptJob, kept_jobs
+from serve.server.training.publishing import Publisher
 
 _log = logging.getLogger(__name__)
 
@@ -47,6 +50,8 @@ MOST_JOBS = _MOST_ENDED = 100
 _RETRY_NS = 60_000_000_000
 #: A watcher is answered after so long though nothing has changed.
 _WATCH_S = 5.0
+#: A version appears within so long once that has begun: a folder is renamed.
+_PUBLISH_S = 10.0
 
 
 class Trainer:
@@ -71,6 +76,7 @@ class Trainer:
         #: The scheduler hears of jobs in order of their ids.
         self._one_at_a_time = threading.Lock()
         self._jobs: dict[int, HeldJob] = {}
+        self._publisher = Publisher(self._jobs, self._changed)
         self._stopping = False
         self.running = 0
         #: Since the server started: steps done, and how long jobs stood for requests.
@@ -87,6 +93,7 @@ class Trainer:
             if not job.end:
                 try:
                     job.spec = self._spec(file)
+                    job.published = folder.published_as(Path(job.spec.folder), file.version)
                 except ServeError as error:
                     job.end, job.message = "failed", str(error)
                     self._keep(job)
@@ -165,9 +172,13 @@ class Trainer:
             return job.facts()
 
     def cancel(self, job_id: int) -> JobStatus:
-        """End a job, unless it has ended; raises UnknownName."""
-        with self._lock:
+        """See ``Training``."""
+        with self._changed:
             job = self._get(job_id)
+            if not self._changed.wait_for(lambda: not job.publishing, _PUBLISH_S):
+                raise NotReady(f"job {job_id} is being published as version {job.version}")
+            if job.published and not job.end:
+                return job.facts()
             if not job.end:
                 self._tell(JobCancelled(job.job_id))
         self._keep(job)
@@ -175,11 +186,7 @@ class Trainer:
 
     def counts(self) -> dict[str, int]:
         """Return the number of jobs by state. Under the lock."""
-        found: dict[str, int] = {}
-        for job in self._jobs.values():
-            state = job.facts().state
-            found[state] = found.get(state, 0) + 1
-        return found
+        return Counter(job.state for job in self._jobs.values())
 
     # --- commands, under the lock -----------------------------------------------------------
 
@@ -212,6 +219,8 @@ class Trainer:
             case EndJob(outcome=outcome):
                 self._leave(job)
                 job.end, job.message = outcome.end.value, outcome.message
+                if not job.published:
+                    job.version = 0
                 _log.info("job %d: %s %s", job.job_id, job.end, job.message)
         self.running = sum(
             one.run is not None and one.run.paused_ns is None for one in self._jobs.values()
@@ -271,7 +280,8 @@ class Trainer:
                 )  # fmt: skip
             with self._lock:
                 run.process = None
-            event = job_work.finish(job, said, self._load)
+            publish = partial(self._publisher.publish, job, lambda: run.over or self._stopping)
+            event = job_work.finish(job, said, publish, self._load)
         except (ServeError, OSError, EOFError) as error:
             if not (run.over or self._stopping):
                 _log.warning("job %d: its process ended: %s", job.job_id, error)
@@ -279,7 +289,8 @@ class Trainer:
             event = JobLost(job.job_id, job.epochs_kept)
             if disk.exceeded:
                 event = JobFailed(job.job_id, disk.exceeded)
-        self._tell_of(job, event, run)
+        if event is not None:
+            self._tell_of(job, event, run)
 
     def _take_in(self, job: HeldJob, run: JobRun, said: JobSteps) -> None:
         with self._changed:
@@ -308,7 +319,7 @@ class Trainer:
     def _keep(self, job: HeldJob) -> None:
         """Write how the job stands, and forget jobs that ended long ago."""
         try:
-            job.folder.keep(job.as_file())
+            self._publisher.keep(job)
             if job.end:
                 job.folder.tidy()
         except OSError as error:
@@ -343,4 +354,5 @@ def _held(file: KeptJob, folder: JobFolder) -> HeldJob:
     return HeldJob(
         file, folder, epochs_done=kept or file.epochs_done, epochs_kept=kept, loss=file.loss,
         accuracy=file.accuracy, version=file.version, end=file.end, message=file.message,
+        published=bool(file.end and file.version),
     )  # fmt: skip
