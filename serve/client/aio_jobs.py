@@ -59,7 +59,10 @@ class AsyncJobs:
             request = gnnserve_pb2.WatchJobRequest(job_id=job_id, seen=found.job)
 
     async def cancel_job(self, job_id: int) -> JobFacts:
-        """End a training job, unless it has ended, and return it."""
+        """End a training job, unless it has ended or is published, and return it.
+
+        A job without an end and with a version was published before it could be cancelled.
+        """
         request = gnnserve_pb2.CancelJobRequest(job_id=job_id)
         found = await self._connection.call(self._connection.own.CancelJob, request, changes=True)
         return JobFacts.of(found.job)

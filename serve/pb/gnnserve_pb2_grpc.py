@@ -160,14 +160,14 @@ class GnnServeServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WatchJob(self, request, context):
-        """Waits until a job has got on or has ended, for a few seconds at most.
+        """Waits until a job has got on, changed its state or ended, for five seconds at most.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CancelJob(self, request, context):
-        """Ends a job, unless it has ended.
+        """Ends a job, unless it has ended or its version is published, which the answer then has.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import grpc
 from google.protobuf import json_format
 
 from serve.errors import InvalidInput
@@ -11,6 +12,7 @@ from serve.pb import POOL
 from serve.pb import gnnserve_pb2 as pb
 from serve.rpc import describe
 from serve.rpc.graph_update import decode_change, parse_update
+from serve.rpc.open_calls import OpenCallLimit
 from serve.rpc.parameters import parse_fanouts
 from serve.server.api import Inference
 from serve.server.training.job_facts import LEARNING_RATE, JobCall
@@ -36,11 +38,13 @@ class GnnServeService:
         facts: Callable[[], ServerRun],
         report: ReportSource,
         max_message_bytes: int,
+        job_watches: OpenCallLimit,
     ) -> None:
         self._engine = engine
         self._facts = facts
         self._report = report
         self._max_message_bytes = max_message_bytes
+        self._job_watches = job_watches
 
     def Describe(self, _: pb.DescribeRequest, __: object) -> pb.DescribeResponse:
         """Describe the server's device and scheduling."""
@@ -145,8 +149,12 @@ class GnnServeService:
         """List training jobs."""
         return pb.ListJobsResponse(jobs=map(describe.job, self._engine.training.jobs()))
 
-    def WatchJob(self, request: pb.WatchJobRequest, _: object) -> pb.WatchJobResponse:
+    def WatchJob(
+        self, request: pb.WatchJobRequest, context: grpc.ServicerContext
+    ) -> pb.WatchJobResponse:
         """Wait until a job has got on or has ended, for a few seconds at most."""
+        if not self._job_watches.enter(context):
+            return pb.WatchJobResponse()
         seen = describe.seen_job(request.seen) if request.HasField("seen") else None
         return pb.WatchJobResponse(
             job=describe.job(self._engine.training.watch(request.job_id, seen))

@@ -40,7 +40,14 @@ from serve.rpc.open_calls import OpenCallLimit, limited, watched
 from serve.rpc.plain_calls import PlainCalls
 from serve.rpc.private_socket import PrivateSocket
 from serve.rpc.refusals import Refusals
-from serve.rpc.thread_pools import HEALTH, MAX_REFLECTIONS, MAX_STREAMS, MAX_WATCHERS, ThreadPools
+from serve.rpc.thread_pools import (
+    HEALTH,
+    MAX_JOB_WATCHERS,
+    MAX_REFLECTIONS,
+    MAX_STREAMS,
+    MAX_WATCHERS,
+    ThreadPools,
+)
 from serve.rpc.tls import server_credentials
 from serve.rpc.watchdog import Watchdog
 from serve.server.api import Inference
@@ -160,7 +167,13 @@ class GrpcServer:
             service_handler(service.NAME, self._inference, service.AS_BYTES, self._refusals),
             service_handler(
                 own.NAME,
-                own.GnnServeService(engine, facts, report, max_message_bytes),
+                own.GnnServeService(
+                    engine,
+                    facts,
+                    report,
+                    max_message_bytes,
+                    OpenCallLimit(MAX_JOB_WATCHERS, "watches of training jobs", self._refusals),
+                ),
                 own.AS_BYTES,
                 self._refusals,
             ),

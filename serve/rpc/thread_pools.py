@@ -10,7 +10,7 @@ from serve.wire.messages import STREAM_METHOD
 HEALTH = "grpc.health.v1.Health"
 
 #: Limits of calls that stay open, by kind.
-MAX_STREAMS, MAX_WATCHERS, MAX_REFLECTIONS = 64, 256, 8
+MAX_STREAMS, MAX_WATCHERS, MAX_REFLECTIONS, MAX_JOB_WATCHERS = 64, 256, 8, 64
 #: Threads beyond those that wait for accepted requests or serve open calls. They send refusals and
 #: serve the methods that have no pool of their own.
 _SPARE_THREADS = 32
@@ -31,12 +31,13 @@ _ADMIN = (
     f"/{service.NAME}/RepositoryModelUnload",
     f"/{own.NAME}/UpdateGraph",
     f"/{own.NAME}/Report",
-    *(f"/{own.NAME}/{method}" for method in ("SubmitJob", "ListJobs", "WatchJob", "CancelJob")),
+    *(f"/{own.NAME}/{method}" for method in ("SubmitJob", "ListJobs", "CancelJob")),
 )
 _OPEN = (
     STREAM_METHOD,
     f"/{HEALTH}/Watch",
     f"/{reflection.SERVICE_NAME}/ServerReflectionInfo",
+    f"/{own.NAME}/WatchJob",
 )
 
 
@@ -52,7 +53,8 @@ class ThreadPools:
             _PROBE_THREADS, "rpc-probe", most_waiting=_PROBE_THREADS, kept=_PROBE_THREADS_KEPT
         )
         self.admin = Workers(_ADMIN_THREADS, "rpc-admin", most_waiting=_ADMIN_THREADS)
-        most_open = MAX_STREAMS + MAX_WATCHERS + MAX_REFLECTIONS + _SPARE_THREADS
+        most_open = MAX_STREAMS + MAX_WATCHERS + MAX_REFLECTIONS + MAX_JOB_WATCHERS
+        most_open += _SPARE_THREADS
         self.open = Workers(most_open, "rpc-open", most_waiting=most_open)
         #: For the requests of streams; the windows of the streams bound this pool's backlog.
         self.streamed = Workers(most, "rpc-stream")

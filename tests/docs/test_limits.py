@@ -36,6 +36,7 @@ FIXED = {
     "unanswered requests of one": stream.WINDOW,
     "open `Watch`": thread_pools.MAX_WATCHERS,
     "open reflection": thread_pools.MAX_REFLECTIONS,
+    "calls that wait for a training job": thread_pools.MAX_JOB_WATCHERS,
     "message of methods": MAX_PARSED_BYTES,
     "training jobs": MOST_JOBS,
     "inputs of": protobuf.MOST_TENSORS,
