@@ -28,6 +28,7 @@ def completed(
         backlog_ns=record.backlog_ns,
         suspended_ns=run.suspended_ns if run.executing else run.stood_ns(now_ns),
         co_run_ns=board.co_run_ns(run, now_ns),
+        job_run_ns=board.job_time.beside_ns(run, now_ns),
         overloaded=totals.demand.exceeded(
             record.target_class, record.left_before_ns, arrived_ns, now_ns, totals.slots
         ),

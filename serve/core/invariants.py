@@ -89,6 +89,7 @@ def _jobs(scheduler: Scheduler) -> None:
     _require(jobs.ledger.available_bytes >= 0, "jobs take no more than the memory for training")
     states = [r.state for r in jobs.on_workers]
     running = jobs.running_count
+    _require(board.job_time.running == running, "jobs that run are counted for runs beside them")
     _require(JobState.RUNNING not in states[running:], "the first jobs run, the others stand")
     executing = board.executing_count + running
     _require(executing <= board.max_slots, "requests and jobs execute on no more than all slots")

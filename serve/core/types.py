@@ -281,6 +281,8 @@ class Timeline(msgspec.Struct, frozen=True):
     suspended_ns: Nanos = ZERO_NS
     #: How long others executed beside its run, summed over them.
     co_run_ns: Nanos = ZERO_NS
+    #: How long training jobs ran beside it, summed over them.
+    job_run_ns: Nanos = ZERO_NS
     #: The lanes had more work of its urgency, or of all, than they could do; see ``demand``.
     overloaded: bool = False
 

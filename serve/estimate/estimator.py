@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from serve.core.types import Bytes, Nanos, TaskEstimate, align_bytes
 from serve.estimate.calibration import Calibration, Linear, TimeFit
 from serve.estimate.correction import Correction, Quantile
-from serve.estimate.slowdown import SlowdownEstimator
+from serve.estimate.slowdown import Slowdowns
 from serve.estimate.solve import Floats
 from serve.estimate.timing import fit_overhead
 from serve.interface import KindCounts
@@ -111,7 +111,7 @@ class ModelEstimator:
         self,
         calibration: Calibration,
         overhead: Overhead,
-        slowdown: SlowdownEstimator | None = None,
+        slowdown: Slowdowns | None = None,
         *,
         safety: float = SAFETY_FACTOR,
     ) -> None:
@@ -155,7 +155,7 @@ class ModelEstimator:
         #: By itself: runs are learned at any load, on cores that load keeps warm.
         self._solo = Correction()
         self._high = Quantile(min(calibration.time.high_ratio, _WIDEST_BAND))
-        self._slowdown = slowdown or SlowdownEstimator()
+        self._slowdown = slowdown or Slowdowns()
 
     def retime(self, time: TimeFit, busy_share: float = 0.0) -> None:
         """Estimate times anew from another calibration; what was learned of memory stays."""
@@ -249,16 +249,17 @@ class ModelEstimator:
         beside: float = 0.0,
         num_loops: int | None = None,
         by_kind: KindCounts | None = None,
+        jobs: float = 0.0,
     ) -> None:
         """Learn from a finished run over one request or several.
 
         `peak_bytes` and `held_bytes` count the inputs once: staged, or joined. `num_loops` and
-        `by_kind` as the run was estimated.
+        `by_kind` as the run was estimated; `beside` and `jobs` as for `observe_run`.
         """
         counts = self.graphs.joined(sizes, self._own)
         if len(sizes) > 1:
             run_ns -= _joining_ns(len(sizes), self.input_bytes(*counts))
-        self.observe_run(counts, run_ns, peak_bytes, held_bytes, beside, num_loops, by_kind)
+        self.observe_run(counts, run_ns, peak_bytes, held_bytes, beside, num_loops, by_kind, jobs)
 
     def fitted_ns(self, *counts: int) -> float:
         """Run time as calibrated, before anything was learned since."""
@@ -309,26 +310,26 @@ class ModelEstimator:
         beside: float = 0.0,
         num_loops: int | None = None,
         by_kind: KindCounts | None = None,
+        jobs: float = 0.0,
     ) -> None:
         """Learn from a finished run over one graph.
 
         `peak_bytes` counts what `TaskEstimate.peak_bytes` counts: staged inputs and the tensors of
         the forward pass, its output among them. `held_bytes` is that with what kernels took
         besides. None when it was not measured. `beside`: others that executed beside it, on
-        average.
+        average; `jobs`: training jobs that did.
         """
         if peak_bytes is not None:
-            held_bytes = held_bytes or peak_bytes
-            self._observe_peak(counts, (num_loops, by_kind), peak_bytes, held_bytes)
+            self._observe_peak(counts, (num_loops, by_kind), peak_bytes, held_bytes or peak_bytes)
         run_ns = max(1, run_ns)
         fitted = self.fitted_ns(*counts)
         ratio = run_ns / self.runs.at(fitted)
-        if beside == 0:
+        if beside == 0 and jobs == 0:
             self._high.observe(ratio)
             self.runs.observe(run_ns, fitted)
         else:
-            slowdown = self._slowdown.factor(beside)
-            self._slowdown.observe(beside, ratio)
+            slowdown = self._slowdown.factor(beside, jobs)
+            self._slowdown.observe(beside, jobs, ratio)
             self.runs.observe(run_ns, fitted, slowdown)
 
     def observe_solo(self, counts: tuple[int, ...], solo_ns: int) -> None:

@@ -2,7 +2,8 @@
 
 By the number of others on the device that executed beside a run, on average over it; all models
 share one table, as what they take from one another is the device's. It starts from requests that
-the server sends itself (``serve.server.learning.beside``) and follows every run after that.
+the server sends itself (``serve.server.learning.beside``) and follows every run after that. What
+training jobs do to runs has a table of its own, from runs beside jobs.
 """
 
 import math
@@ -53,3 +54,24 @@ class SlowdownEstimator:
         index = int(beside)
         most = len(self._log) - 1
         return (index, beside - index) if index < most else (most, 0.0)
+
+
+class Slowdowns:
+    """What slows runs on a device: other runs, and training jobs."""
+
+    def __init__(self) -> None:
+        self.by_runs, self.by_jobs = SlowdownEstimator(), SlowdownEstimator()
+
+    def factor(self, beside: float, jobs: float = 0.0) -> float:
+        """Return the slowdown beside so many other runs and jobs on average."""
+        return self.by_runs.factor(beside) * self.by_jobs.factor(jobs)
+
+    def observe(self, beside: float, jobs: float, ratio: float) -> None:
+        """Take measured ÷ expected-when-alone of a run.
+
+        What one beside jobs took more than beside the other runs is the jobs' doing.
+        """
+        if jobs > 0:
+            self.by_jobs.observe(jobs, ratio / self.by_runs.factor(beside))
+        else:
+            self.by_runs.observe(beside, ratio)

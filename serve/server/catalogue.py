@@ -18,7 +18,7 @@ from serve.core.types import Bytes, Nanos, RunLimits
 from serve.core.versions.router import VersionRouter
 from serve.errors import ConfigError, NotReady
 from serve.estimate.estimator import ASSUMED_OVERHEAD, ModelEstimator, Overhead
-from serve.estimate.slowdown import SlowdownEstimator
+from serve.estimate.slowdown import Slowdowns
 from serve.models.model_signature import Signature
 from serve.models.repository import ModelSpec, find, is_version, scan, unknown_names
 from serve.server.api import ModelInfo
@@ -90,7 +90,7 @@ class ModelCatalogue:
         )
         #: Estimates of what the server adds to a run, shared by all models.
         self.overhead = Overhead(*ASSUMED_OVERHEAD)
-        self.slowdown = SlowdownEstimator()
+        self.slowdown = Slowdowns()
 
     # --- look-up ------------------------------------------------------------------------
 

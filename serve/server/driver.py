@@ -251,7 +251,7 @@ class Driver:
 
     def _learn(self) -> None:
         """Under the lock."""
-        if (event := self._learner.learn()) is not None:
+        for event in self._learner.learn():
             self.handle_locked(event)
 
     def _wakeup_ns(self) -> Nanos | None:

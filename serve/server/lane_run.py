@@ -120,6 +120,7 @@ class LaneRun:
         executed_ns = when.finished_ns - when.launched_ns - when.suspended_ns
         run_ns = usage.run_ns - when.suspended_ns
         co_runners = when.co_run_ns / max(1, executed_ns)
+        jobs = when.job_run_ns / max(1, executed_ns)
         peak_bytes: int | None = usage.peak_bytes
         held_bytes: int | None = usage.held_bytes
         # A union is estimated as if nothing were known of what its tensors hold.
@@ -143,6 +144,7 @@ class LaneRun:
             co_runners,
             num_loops,
             by_kind,
+            jobs,
         )
 
     def share_bytes(self, task: Task, peak_bytes: int | None) -> int | None:

@@ -158,7 +158,7 @@ def _run_record(
         answer_ns=answered_ns - when.finished_ns,
         latency_ns=latency_ns,
         backlog_ns=when.backlog_ns,
-        alone=ticket.alone,
+        alone=ticket.alone and not when.job_run_ns,
         solo_estimate_ns=estimate.solo_ns,
         run_estimate_ns=run.estimate.run_ns,
         qos_target_ns=task.qos.target_ns,

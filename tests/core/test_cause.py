@@ -16,6 +16,7 @@ def ending(
     overloaded=False,
     co_runners=0,
     suspended=0,
+    jobs=0,
     overran=False,
 ):
     launched = TASK.arrived_ns + queue + exposed
@@ -28,6 +29,7 @@ def ending(
         prepare_exposed_ns=Nanos(exposed),
         backlog_ns=Nanos(0),
         suspended_ns=Nanos(suspended),
+        job_run_ns=Nanos(jobs),
         overloaded=overloaded,
     )
     placement = Placement(LaneId(0), GroupId(0), 1, co_runners, 1 + overran, overran=overran)
@@ -48,6 +50,7 @@ def ending(
         ({"exposed": 13 * MS}, 0, "prepare"),
         ({}, 13 * MS, "prepare"),
         ({"run": 23 * MS}, 0, "estimate"),
+        ({"run": 23 * MS, "jobs": MS}, 0, "interference"),
         ({"run": 23 * MS, "co_runners": 1}, 0, "interference"),
         ({"run": 23 * MS, "suspended": 9 * MS}, 0, "interference"),
         ({"handover": 13 * MS}, 0, "interference"),

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from serve.core.types import ALIGNMENT_BYTES
 from serve.estimate import Calibration, ModelEstimator, Overhead
 from serve.estimate.calibration import Curve, Loopless
+from serve.estimate.slowdown import Slowdowns
 
 NODES, EDGES = 1_000, 10_000
 #: Input 288,000 bytes and the first plane 3,100,064; kernels take 32 bytes an edge besides.
@@ -238,6 +239,19 @@ def test_runs_beside_others_do_not_spoil_the_solo_estimate(estimator):
         estimator.observe_run((NODES, EDGES), int(1.4 * RUN_NS), beside=1.0)
     assert estimator.estimate(NODES, EDGES).run_ns == pytest.approx(RUN_NS, rel=0.05)
     assert estimator.run_ns(NODES, EDGES, beside=1.0) == pytest.approx(1.4 * RUN_NS, rel=0.08)
+
+
+def test_runs_beside_training_jobs_tell_what_jobs_do_and_spoil_nothing_else(calibration):
+    slowdown = Slowdowns()
+    estimator = ModelEstimator(calibration, Overhead(), slowdown)
+    for _ in range(150):
+        estimator.observe_run((NODES, EDGES), RUN_NS)
+        estimator.observe_run((NODES, EDGES), int(1.4 * RUN_NS), beside=1.0)
+        estimator.observe_run((NODES, EDGES), int(1.2 * RUN_NS), jobs=1.0)
+        estimator.observe_run((NODES, EDGES), int(1.4 * 1.2 * RUN_NS), beside=1.0, jobs=1.0)
+    assert estimator.estimate(NODES, EDGES).run_ns == pytest.approx(RUN_NS, rel=0.05)
+    assert slowdown.by_runs.table == (1.0, pytest.approx(1.4, rel=0.08))
+    assert slowdown.by_jobs.table == (1.0, pytest.approx(1.2, rel=0.08))
 
 
 def test_the_band_widens_with_what_is_seen(estimator):

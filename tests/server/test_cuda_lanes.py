@@ -153,7 +153,7 @@ def test_the_whole_engine_serves_on_thread_lanes(trouble, tmp_path):
         # Learned from the server's own requests, and told to the scheduler.
         known = engine.driver.scheduler.parts.board.slowdown
         assert len(known) == 2
-        assert not is_news(engine._catalogue.slowdown.table, known)
+        assert not is_news(engine._catalogue.slowdown.by_runs.table, known)
 
         def ask(number: int) -> None:
             if number % 5 == 0:

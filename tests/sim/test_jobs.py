@@ -6,13 +6,16 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from serve.core.disciplines import DISCIPLINES
 from serve.core.invariants import check_invariants
+from serve.core.jobs.events import JobSlowdownChanged
 from serve.core.jobs.types import Job, JobEnd, JobId, JobNeeds, JobRules
 from serve.core.policies import POLICIES
 from serve.core.scheduler import Scheduler
 from serve.core.types import Bytes, Completed, Nanos
+from serve.estimate.slowdown import Slowdowns
 from serve.sim.device import DeviceModel, Offered
 from serve.sim.engine import Simulation
 from serve.sim.jobs import OfferedJob
@@ -45,6 +48,18 @@ def play(requests, jobs, rules, model=AT_ONCE, *, checked=False, **choices):
         if checked:
             check_invariants(simulation.scheduler)
     return simulation
+
+
+def noticed(simulation):
+    """What requests notice: their answers, with all times but those of jobs beside them."""
+    rows = []
+    for row in simulation.answered:
+        outcome = row.outcome
+        if isinstance(outcome, Completed):
+            timeline = structs.replace(outcome.timeline, job_run_ns=Nanos(0))
+            outcome = structs.replace(outcome, timeline=timeline)
+        rows.append((row.task, outcome, row.answered_ns))
+    return rows
 
 
 requests_of_any_kind = st.lists(
@@ -104,7 +119,7 @@ def test_requests_notice_nothing_of_jobs_that_cost_nothing(
     offered = [job(n, steps * MS, reserve=r, at_ns=at) for n, (steps, r, at) in by_time]
     without = play(requests, [], JobRules(), **choices)
     beside = play(requests, offered, rules, checked=True, **choices)
-    assert beside.answered == without.answered
+    assert noticed(beside) == noticed(without)
     ended = beside.jobs.ended
     assert {job_id for job_id, (_, how) in ended.items() if how.end is JobEnd.DONE} == {
         one.job.job_id for one in offered
@@ -187,3 +202,32 @@ def test_the_governor_keeps_the_targets_that_jobs_would_cost():
     assert governed.jobs.pauses == 10
     # The first request is there when the job comes.
     assert strict.jobs.pauses == 19
+
+
+def test_what_a_job_costs_is_learned_from_the_first_run_beside_it():
+    """As in the server: a run tells how long jobs ran beside it, and its time what they did."""
+    requests = [
+        request(n, 4 * MS, 20 * n * MS, target_ns=(40 if n % 2 else 6) * MS) for n in range(20)
+    ]
+    model = DeviceModel(switch_ns=Nanos(0), beside_jobs=(1.0, 2.0))
+    rules = replace(FREE, workers=1)
+    scheduler = Scheduler(params(jobs=rules, policy="slack", discipline="rolling", lanes=2))
+    simulation = Simulation(scheduler, model, (job(0, 700 * MS),))
+    learned, shares = Slowdowns(), []
+    for one in requests:
+        simulation.advance(one.task.arrived_ns)
+        for row in simulation.answered[len(shares) :]:
+            when, run_ns = row.outcome.timeline, row.outcome.usage.run_ns
+            jobs = when.job_run_ns / (when.finished_ns - when.launched_ns)
+            shares.append(round(jobs, 2))
+            if jobs:
+                learned.observe(0.0, jobs, run_ns / row.task.estimate.run_ns)
+                simulation._tell(JobSlowdownChanged(learned.by_jobs.table))
+        simulation.offer(one)
+    while simulation.next_ns() is not None:
+        simulation.step()
+    assert learned.by_jobs.table == (1.0, pytest.approx(2.0, rel=0.01))
+    # The first was late; those with as little time had no job beside them from then on.
+    assert in_time(simulation) == [False] + 19 * [True]
+    assert shares == [1.0] + [1.0 if n % 2 else 0.0 for n in range(1, 19)]
+    assert simulation.jobs.ended[JobId(0)][1].end is JobEnd.DONE

@@ -3,6 +3,7 @@
 import msgspec
 
 from serve.core.jobs.types import Job, JobId, JobNeeds
+from serve.core.slowdown import check_slowdown
 
 
 class JobSubmitted(msgspec.Struct, frozen=True):
@@ -60,6 +61,16 @@ class JobCancelled(msgspec.Struct, frozen=True):
     job_id: JobId
 
 
+class JobSlowdownChanged(msgspec.Struct, frozen=True):
+    """Jobs slow runs more or less than assumed so far, as runs beside them have shown."""
+
+    #: How much longer a run takes beside 0, 1, 2, … jobs that run.
+    slowdown: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        check_slowdown(self.slowdown)
+
+
 class JobsTick(msgspec.Struct, frozen=True):
     """The time asked for by ``TrainingJobs.wake_ns`` has come."""
 
@@ -73,5 +84,6 @@ JobEvent = (
     | JobOverran
     | JobLost
     | JobCancelled
+    | JobSlowdownChanged
     | JobsTick
 )

@@ -34,6 +34,7 @@ from serve.core.jobs.events import (
     JobLost,
     JobOverran,
     JobPrepared,
+    JobSlowdownChanged,
     JobsTick,
     JobSubmitted,
     StepsDone,
@@ -114,6 +115,7 @@ class TrainingJobs:
             JobOverran: self._on_overran,
             JobLost: self._on_lost,
             JobCancelled: self._on_cancelled,
+            JobSlowdownChanged: lambda event: self._governor.set_slowdown(event.slowdown),
             JobsTick: lambda event: None,
         }
 
@@ -124,6 +126,10 @@ class TrainingJobs:
 
     def settle(self, now_ns: Nanos, out: list[Any], *, draining: bool) -> None:
         """Pause, let go on, start and prepare jobs once all is decided for requests."""
+        self._settle(now_ns, out, draining)
+        self._board.job_time.set_running(self.running_count, now_ns)
+
+    def _settle(self, now_ns: Nanos, out: list[Any], draining: bool) -> None:
         self._out, self.wake_ns = out, None
         if draining:
             for record in [*self.on_workers]:

@@ -1,7 +1,8 @@
 """The slack governor: how many jobs may run beside the requests that are there now.
 
-A job slows a run as one more run would, as far as is known: by the table that is learned of runs
-(``SlowdownChanged``), or by that of ``JobRules`` where it says more.
+How much a job slows a run is learned from runs beside jobs (``JobSlowdownChanged``). Until there
+were any, a job is taken to slow a run as one more run would (``SlowdownChanged``). Where the table
+of ``JobRules`` says more, it counts.
 """
 
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from collections.abc import Iterator
 from serve.core.jobs.types import JobRules
 from serve.core.lifecycle import State
 from serve.core.rules.co_running import MARGIN
-from serve.core.slowdown import slowdown_beside
+from serve.core.slowdown import NO_SLOWDOWN, slowdown_beside
 from serve.core.state.device_state import Board
 from serve.core.state.record import Record
 from serve.core.types import Nanos
@@ -18,12 +19,17 @@ from serve.core.types import Nanos
 class SlackGovernor:
     """Bounds jobs by what they cost requests that would be in time without them."""
 
-    __slots__ = ("_board", "_slowdown", "_strict")
+    __slots__ = ("_board", "_learned", "_slowdown", "_strict")
 
     def __init__(self, rules: JobRules, board: Board) -> None:
         self._board = board
         self._strict = rules.slack == "strict"
         self._slowdown = rules.slowdown
+        self._learned: tuple[float, ...] = NO_SLOWDOWN
+
+    def set_slowdown(self, learned: tuple[float, ...]) -> None:
+        """Know how much longer runs take beside 0, 1, 2, … jobs."""
+        self._learned = learned
 
     def most(self, now_ns: Nanos) -> int:
         """Return how many jobs may run now, on the slots that requests leave.
@@ -64,13 +70,17 @@ class SlackGovernor:
 
     @property
     def _disturbs(self) -> bool:
-        return self._slowdown[-1] > 1.0 or self._board.slowdown[-1] > 1.0
+        assumed = self._board.slowdown if self._learned == NO_SLOWDOWN else self._learned
+        return self._slowdown[-1] > 1.0 or assumed[-1] > 1.0
 
     def _factor(self, jobs: int) -> float:
         """Return how much longer a run takes beside so many jobs than beside the runs alone."""
-        of_runs, others = self._board.slowdown, self._others
-        as_runs = slowdown_beside(of_runs, others + jobs) / slowdown_beside(of_runs, others)
-        return max(slowdown_beside(self._slowdown, jobs), as_runs)
+        if self._learned == NO_SLOWDOWN:
+            of_runs, others = self._board.slowdown, self._others
+            of_jobs = slowdown_beside(of_runs, others + jobs) / slowdown_beside(of_runs, others)
+        else:
+            of_jobs = slowdown_beside(self._learned, jobs)
+        return max(slowdown_beside(self._slowdown, jobs), of_jobs)
 
     @property
     def _others(self) -> int:

@@ -75,7 +75,7 @@ class JobRules:
     discipline: Literal["rolling", "barrier"] = "rolling"
     #: `strict`: jobs run only while no request is there.
     slack: Literal["governed", "strict"] = "governed"
-    #: How much longer a request's run takes beside 0, 1, 2, … jobs that run.
+    #: How much longer a request's run takes beside 0, 1, 2, … jobs that run, at least.
     slowdown: tuple[float, ...] = NO_SLOWDOWN
     #: Time that stopping a job, or letting it go on, takes.
     switch_ns: Nanos = SWITCH_NS

@@ -13,8 +13,9 @@ def violation_cause(task: Task, outcome: Completed, answered_ns: int) -> str | N
     A long task in front of a short one is no overload: another order would have helped.
     Otherwise the stage that took most more than the estimate assumed: `queue` (waiting, assumed
     none), `prepare` (the host's part: prepare as far as a lane waited for it, and answering), or
-    the run: `interference` when it shared the device, was merged or suspended, or lost more time
-    between host and lane, where only other programs can keep it, than on the lane; else `estimate`.
+    the run: `interference` when it shared the device, also with a training job, was merged or
+    suspended, or lost more time between host and lane, where only other programs can keep it, than
+    on the lane; else `estimate`.
     A target below the estimated solo time, missed with no stage over its share, is the
     estimate's doing too, and so is all that a run which overran its memory came to wait for.
     """
@@ -32,6 +33,7 @@ def violation_cause(task: Task, outcome: Completed, answered_ns: int) -> str | N
     handover_ns = out_ns - outcome.usage.run_ns
     disturbed = (
         where.co_runners > 0
+        or when.job_run_ns > 0
         or where.merged > 1
         or when.suspended_ns > 0
         or handover_ns > outcome.usage.run_ns - estimate.run_ns

@@ -10,6 +10,7 @@ from operator import attrgetter
 from serve.core.params import DeviceFacts
 from serve.core.policies.base import Contender, Policy
 from serve.core.slowdown import slowdown_beside
+from serve.core.state.job_time import JobTime
 from serve.core.state.ledger import Ledger
 from serve.core.state.ordered import Key
 from serve.core.state.plan import Plan
@@ -42,6 +43,7 @@ class Board:
         "executing_count",
         "idle",
         "idle_in",
+        "job_time",
         "launch_ns",
         "ledger",
         "max_slots",
@@ -71,9 +73,9 @@ class Board:
         self.executing_count = 0
         #: Up to `_at_ns`: work that a run which always executed would have done, and the time that
         #: others would have executed beside it, summed over them. All that execute advance alike.
-        self._work_ns = 0
-        self._co_run_ns = 0
+        self._work_ns = self._co_run_ns = 0
         self._at_ns = Nanos(0)
+        self.job_time = JobTime()
         #: Tasks that may execute at once when every lane is up.
         self.max_slots = device.slots
         #: By number of those that execute, and now.
@@ -234,10 +236,7 @@ class Board:
 
     def note(self, now_ns: Nanos) -> None:
         """Remember what is free from now on."""
-        lanes, slots = len(self.idle), self.max_slots - self.executing_count
-        if lanes < slots:
-            slots = lanes
-        available_bytes, history = self.ledger.available_bytes, self._history
+        slots, available_bytes, history = self.free_slots, self.available_bytes, self._history
         if not history or history[-1][2] != available_bytes or history[-1][1] != slots:
             history.append((now_ns, slots, available_bytes))
 
@@ -288,6 +287,7 @@ class Board:
         run.executing = True
         run.mark_ns += self._work_ns
         run.co_run_ns -= self._co_run_ns
+        run.job_run_ns -= self.job_time.total_ns(now_ns)
         beside = self.executing_count
         self.executing_count = beside + 1
         self._slowdown_now = self._by_executing[beside + 1]
@@ -304,6 +304,7 @@ class Board:
         run.executing = False
         run.mark_ns -= self._work_ns
         run.co_run_ns += self._co_run_ns
+        run.job_run_ns += self.job_time.total_ns(now_ns)
         self.executing_count -= 1
         self._slowdown_now = self._by_executing[self.executing_count]
 

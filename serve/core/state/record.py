@@ -87,6 +87,8 @@ class Run(msgspec.Struct, eq=False):
     #: How long others executed beside it, summed over them; counted from the board's `co_run_ns`
     #: while it executes.
     co_run_ns: int = 0
+    #: The same of training jobs, from the board's `job_time`.
+    job_run_ns: int = 0
     #: Its lane is looked at when it has executed so long; see ``watch``.
     look_ns: Nanos = ZERO_NS
     #: The last look, and how long it had executed then.

@@ -42,7 +42,7 @@ def learn_at_start(
     lone.send(_LONE_FIRST)
     progress("timing requests side by side", 1.0)
     learn_interference(catalogue.entries, submit, room)
-    if (table := catalogue.slowdown.table) != NO_SLOWDOWN:
+    if (table := catalogue.slowdown.by_runs.table) != NO_SLOWDOWN:
         _log.info("runs beside 0, 1, … others take %s times as long", table)
     progress("timing lone requests", 1.0)
     lone.send(_LONE_LAST)

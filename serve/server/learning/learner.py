@@ -4,6 +4,8 @@ import logging
 import threading
 
 from serve.core.events import SlowdownChanged
+from serve.core.jobs.events import JobSlowdownChanged
+from serve.core.slowdown import NO_SLOWDOWN
 from serve.errors import ServeError
 from serve.obs.record import RequestRecord
 from serve.server.catalogue import ModelCatalogue
@@ -24,6 +26,7 @@ class Learner:
         self._catalogue = catalogue
         self._lock = lock
         self._slowdown = slowdown
+        self._job_slowdown: tuple[float, ...] = NO_SLOWDOWN
         self._lessons: list[Lesson] = []
 
     @property
@@ -35,8 +38,8 @@ class Learner:
         """Keep a lesson for the next batch."""
         self._lessons.append(lesson)
 
-    def learn(self) -> SlowdownChanged | None:
-        """Learn all lessons; return the event when the slowdown of co-runners is news by now."""
+    def learn(self) -> list[SlowdownChanged | JobSlowdownChanged]:
+        """Learn all lessons; return what is news of the slowdown by runs and by training jobs."""
         lessons, self._lessons = self._lessons, []
         for lesson in lessons:
             try:
@@ -44,11 +47,14 @@ class Learner:
             except Exception:
                 # A bug, which no thread that serves must end for.
                 _log.exception("a run that ended cannot be learned from")
-        learned = self._catalogue.slowdown.table
-        if not is_news(learned, self._slowdown):
-            return None
-        self._slowdown = learned
-        return SlowdownChanged(learned)
+        news: list[SlowdownChanged | JobSlowdownChanged] = []
+        if is_news(learned := self._catalogue.slowdown.by_runs.table, self._slowdown):
+            self._slowdown = learned
+            news.append(SlowdownChanged(learned))
+        if is_news(learned := self._catalogue.slowdown.by_jobs.table, self._job_slowdown):
+            self._job_slowdown = learned
+            news.append(JobSlowdownChanged(learned))
+        return news
 
     def observe_solo(self, record: RequestRecord) -> None:
         """Correct the solo times of the model by a request that was alone. Without the lock."""
