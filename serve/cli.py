@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import msgspec
 import typer
@@ -37,6 +37,10 @@ from serve.resources import configs_path
 from serve.scratch import temporary_folder
 from serve.sim.workload import BASELINES
 from serve.terminal import Console
+
+if TYPE_CHECKING:
+    from serve.server.api import ModelEstimate
+    from serve.server.training.job_facts import TrainingEstimate
 
 app = typer.Typer(
     help="An inference server for graph neural networks that keeps a promise per request.",
@@ -193,40 +197,50 @@ def estimate(
         str | None,
         typer.Option(help="In-neighbours to sample at each hop, such as 10,5; or all."),
     ] = None,
+    train: Annotated[
+        bool, typer.Option("--train", help="A training step on a whole graph, not a request.")
+    ] = False,
     as_json: JsonOption = False,
     settings: SetOption = None,
 ) -> None:
     """Estimate the memory, solo time and QoS target of one request.
 
     Give its size with --nodes and --edges. For a request by node ids give --graph and --node-ids;
-    its size is then that of an expected sample.
+    its size is then that of an expected sample. With --train, --nodes and --edges, estimate the
+    memory of a training step on such a graph.
     """
     from serve.commands.estimate import (
         estimate_offline,
         estimate_sample_offline,
-        estimate_table,
+        estimate_training_offline,
+        table_of,
     )
     from serve.obs.log import setup_logging
 
     setup_logging(level=_log_level("WARNING"))
     loaded = load_config(config, _settings(settings))
+    found: ModelEstimate | TrainingEstimate
     with Steps(_errors) as steps:
         if graph is None and nodes is not None and edges is not None:
             if (node_ids, fanouts, node_type) != (None, None, None):
                 raise ConfigError("--node-ids, --node-type and --fanouts need --graph")
-            found = estimate_offline(loaded, model, nodes, edges, steps.tell)
-        elif graph is not None and node_ids is not None:
+            if train:
+                found = estimate_training_offline(loaded, model, nodes, edges, steps.tell)
+            else:
+                found = estimate_offline(loaded, model, nodes, edges, steps.tell)
+        elif graph is not None and node_ids is not None and not train:
             if nodes is not None or edges is not None:
                 raise ConfigError("--nodes and --edges do not go with --graph")
             found = estimate_sample_offline(
                 loaded, model, graph, node_ids, fanouts, steps.tell, node_type
             )
         else:
-            raise ConfigError("give --nodes and --edges, or --graph and --node-ids")
+            others = "" if train else ", or --graph and --node-ids"
+            raise ConfigError(f"give --nodes and --edges{others}")
     if as_json:
         typer.echo(msgspec.json.encode(found))
     else:
-        Console().print(estimate_table(found))
+        Console().print(table_of(found))
 
 
 @app.command()

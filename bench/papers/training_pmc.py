@@ -4,8 +4,8 @@
 
 A step trains on a whole graph: forward, loss over the labelled half of the nodes, backward, Adam.
 It is estimated as the server estimates a job's (``serve.lane.training.measure``). Beside it stands
-the closed form that CoGNN's authors published (``bench.papers.closed_form``), at their threshold 1
-and without weights, as it has none.
+the closed form that CoGNN's authors published (``serve.estimate.closed_form``), at their threshold
+1 and without weights, as it has none.
 
 `measured` is the peak of tensors with inputs, weights and moments. Errors are estimate ÷ measured
 − 1. A run's need adds what kernels took besides; the reserve is the estimate of that × the server's
@@ -26,7 +26,7 @@ import torch
 from bench.kit.as_lane import become_lane
 from bench.kit.script import Script, Table
 from bench.models.pmc_accuracy import Graph, pools_of
-from bench.papers.closed_form import training_bytes
+from serve.estimate.closed_form import training_bytes
 from serve.graphs.datasets import TABLE_4, load_dataset
 from serve.lane.training.measure import LABELLED, SAFETY_FACTOR, Made, fit_step, given
 from serve.lane.training.step import TrainStep

@@ -15,6 +15,7 @@ from serve.rpc.parameters import parse_fanouts
 from serve.server.api import ModelEstimate
 from serve.server.device import Device
 from serve.server.engine import Engine
+from serve.server.training.job_facts import TrainingEstimate
 from serve.units import format_bytes, format_ms
 
 
@@ -54,6 +55,19 @@ def estimate_sample_offline(
     with _offline_engine(reduced, device_of(config)) as engine:
         engine.load_offline(model, progress, with_graphs=True)
         return engine.estimate_sample(model, "", graph, num_ids, parse_fanouts(fanouts), node_type)
+
+
+def estimate_training_offline(
+    config: Config, model: str, num_nodes: int, num_edges: int, progress: Progress
+) -> TrainingEstimate:
+    """Return the estimate of a training step of the model on a graph of that size."""
+    device = device_of(config)
+    if device.places:
+        raise ConfigError("--train: jobs train on processors only, the configuration has a GPU")
+    with _offline_engine(config, device) as engine:
+        engine.load_offline(model, progress)
+        progress("tracing training steps", 1.0)
+        return engine.training.estimate(model, num_nodes, num_edges)
 
 
 def offline_estimators(
@@ -126,6 +140,37 @@ def estimate_table(found: ModelEstimate) -> Table:
         ("QoS target", format_ms(found.qos_target_ns / 1e6)),
         ("warning", found.warning),
     )  # fmt: skip
+    return _filled(table, rows)
+
+
+def table_of(found: ModelEstimate | TrainingEstimate) -> Table:
+    """Return either estimate as a table of two columns."""
+    return training_table(found) if isinstance(found, TrainingEstimate) else estimate_table(found)
+
+
+def training_table(found: TrainingEstimate) -> Table:
+    """Return the estimate of a training step as a table of two columns."""
+    size = f"{found.num_nodes:,} nodes, {found.num_edges:,} edges, {found.num_features:,} features"
+    table = Table(
+        title=f"{found.model} version {found.version}, a training step: {size}",
+        show_header=False,
+        title_justify="left",
+    )
+    closed_bytes = found.closed_form_bytes
+    rows = (
+        ("executor", found.executor),
+        ("graph and labels", format_bytes(found.graph_bytes)),
+        ("weights, optimiser's state", format_bytes(found.persistent_bytes)),
+        ("peak memory (PMC)", f"{format_bytes(found.peak_bytes)}, both included"),
+        ("reserved by a job", format_bytes(found.reserve_bytes)),
+        ("CoGNN's closed form", "" if closed_bytes is None else
+                                f"{format_bytes(closed_bytes)}, without weights"),
+        ("warning", found.warning),
+    )  # fmt: skip
+    return _filled(table, rows)
+
+
+def _filled(table: Table, rows: Iterable[tuple[str, str]]) -> Table:
     for name, value in rows:
         if value:
             table.add_row(name, value)

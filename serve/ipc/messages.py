@@ -280,6 +280,34 @@ class StepMeasured(Message, frozen=True, tag=True, array_like=True):
     step_ns: Count
 
 
+class EstimateStep(Message, frozen=True, tag=True, array_like=True):
+    """Estimate what a training step needs on a graph of a size; for training processes only."""
+
+    spec: ModelSpec
+    num_nodes: int
+    num_edges: int
+    num_features: int
+    num_classes: int
+    #: As in the configuration's `training.executor`.
+    executor: str = "csr"
+
+
+class StepEstimated(Message, frozen=True, tag=True, array_like=True):
+    """Needs of a training step, none of which has run on such a graph."""
+
+    #: The graph with its labels; weights, buffers and the optimiser's state.
+    graph_bytes: Count
+    persistent_bytes: Count
+    #: Peak of a step's tensors beyond that, and what a step may take with kernels' own memory.
+    peak_bytes: Count
+    step_bytes: Count
+    #: Kind and widths of the layers; see ``serve.lane.training.stack``.
+    kind: str
+    widths: tuple[int, ...]
+    #: Why it is no exact estimate; empty when it is.
+    problem: str
+
+
 class TrainJob(Message, frozen=True, tag=True, array_like=True):
     """Train the model on the graph in the folder, from the checkpoint there on."""
 
@@ -322,7 +350,17 @@ class JobStopped(Message, frozen=True, tag=True, array_like=True):
     message: str
 
 
-ToLane = LoadModel | UnloadModel | ProbeModel | MapTable | RunTask | MeasureStep | TrainJob | Stop
+ToLane = (
+    LoadModel
+    | UnloadModel
+    | ProbeModel
+    | MapTable
+    | RunTask
+    | MeasureStep
+    | EstimateStep
+    | TrainJob
+    | Stop
+)
 FromLane = (
     LaneStarted
     | ModelLoaded
@@ -337,6 +375,7 @@ FromLane = (
     | LaneHolds
     | SettingsRestored
     | StepMeasured
+    | StepEstimated
     | JobSteps
     | JobTrained
     | JobStopped

@@ -11,6 +11,7 @@ import os
 from serve.core.types import FailReason
 from serve.ipc import messages, passing
 from serve.ipc.messages import (
+    EstimateStep,
     LaneStarted,
     LoadModel,
     MapTable,
@@ -33,7 +34,7 @@ from serve.lane.measure.probe_model import probe_model
 from serve.lane.output import begin_model, end_model
 from serve.lane.place import HeldModel, Place
 from serve.lane.shared_state import SharedState
-from serve.lane.training.job import measure_step, train
+from serve.lane.training.job import estimate_step, measure_step, train
 from serve.models.repository import ModelSpec
 from serve.native import Meter
 
@@ -82,6 +83,8 @@ class Lane:
             self._channel.send(self._probe(message))
         elif isinstance(message, MeasureStep):
             self._channel.send(measure_step(message, Meter.attach()))
+        elif isinstance(message, EstimateStep):
+            self._channel.send(estimate_step(message, Meter.attach()))
         elif isinstance(message, TrainJob):
             self._channel.send(train(message, Meter.attach(), self._channel.send))
         elif isinstance(message, MapTable):

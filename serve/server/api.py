@@ -15,7 +15,7 @@ from serve.interface import Interface
 from serve.obs.record import RequestRecord
 from serve.server.load_turns import LoadCancellation
 from serve.server.regions import RegionPart
-from serve.server.training.job_facts import JobCall, JobStatus
+from serve.server.training.job_facts import JobCall, JobStatus, TrainingEstimate
 from serve.server.version_facts import VersionChange, VersionFacts
 from serve.typed_names import name_parts, typed_name
 from serve.wire.messages import WireOutput, WireRequest, WireTensor
@@ -272,6 +272,13 @@ class Training(Protocol):
 
         Raises UnknownName, NotReady, InvalidInput, Mismatch for a server, model or graph that
         cannot train, and QueueFull.
+        """
+        ...
+
+    def estimate(self, model: str, num_nodes: int, num_edges: int) -> TrainingEstimate:
+        """Estimate a training step of the model on a graph of that size.
+
+        Raises UnknownName, NotReady, Mismatch and ModelError.
         """
         ...
 

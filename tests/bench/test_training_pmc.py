@@ -5,8 +5,8 @@ from functools import partial
 import pytest
 
 from bench.papers import training_pmc
-from bench.papers.closed_form import training_bytes
 from bench.papers.training_pmc import published, staged_bytes, step_of
+from serve.estimate.closed_form import training_bytes
 from serve.lane.measure.tracing import trace
 from serve.lane.training.measure import fit_step, made_up
 

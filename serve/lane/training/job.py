@@ -11,18 +11,21 @@ from pathlib import Path
 from serve.errors import ServeError
 from serve.ipc.job_files import JobFiles
 from serve.ipc.messages import (
+    EstimateStep,
     FromLane,
     JobSteps,
     JobStopped,
     JobTrained,
     MeasureStep,
+    StepEstimated,
     StepMeasured,
     TrainJob,
 )
 from serve.lane import clock
 from serve.lane.error_text import told, traced
 from serve.lane.training.checkpoint import load_checkpoint, save_checkpoint, save_weights
-from serve.lane.training.measure import StepFit, fit_step
+from serve.lane.training.measure import StepFit, fit_step, graph_bytes
+from serve.lane.training.stack import stack_of
 from serve.lane.training.step import TrainingGraph, TrainStep, step_of
 from serve.native import Meter
 
@@ -54,6 +57,26 @@ def measure_step(message: MeasureStep, meter: Meter | None) -> StepMeasured | Jo
         held_bytes=graph.nbytes + fit.persistent_bytes,
         step_bytes=fit.step_bytes(*graph.size),
         step_ns=step_ns,
+    )
+
+
+def estimate_step(message: EstimateStep, meter: Meter | None) -> StepEstimated | JobStopped:
+    """Estimate what a step needs on a graph of the size, from steps on small ones."""
+    size = message.num_nodes, message.num_edges
+    try:
+        step = step_of(message.spec, 0.0, 0, fresh=True, executor=message.executor)
+        fit = fit_step(step, message.num_features, message.num_classes, meter)
+    except Exception as error:
+        return _failed(error, 0, 0)
+    kind, widths = stack_of(step.module)
+    return StepEstimated(
+        graph_bytes=graph_bytes(*size, message.num_features),
+        persistent_bytes=fit.persistent_bytes,
+        peak_bytes=int(fit.peak_bytes(*size)),
+        step_bytes=fit.step_bytes(*size),
+        kind=kind,
+        widths=widths,
+        problem=fit.problem,
     )
 
 

@@ -54,6 +54,11 @@ class StepFit:
         return int(SAFETY_FACTOR * max(peak_at(self.planes, *size), peak_at(self.held, *size))) + 1
 
 
+def graph_bytes(num_nodes: int, num_edges: int, features: int) -> int:
+    """Return the bytes of a graph whose nodes all have labels, as a job keeps it."""
+    return 4 * num_nodes * features + 16 * num_edges + 16 * num_nodes
+
+
 def fit_step(
     step: TrainStep,
     features: int,

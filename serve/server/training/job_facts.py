@@ -68,6 +68,28 @@ class JobStatus:
         return self.state in ("done", "cancelled", "failed")
 
 
+class TrainingEstimate(msgspec.Struct, frozen=True):
+    """The memory of a training step, as `gnnserve estimate --train` shows it."""
+
+    model: str
+    version: str
+    executor: str
+    num_nodes: int
+    num_edges: int
+    num_features: int
+    graph_bytes: int
+    #: Weights, buffers and the optimiser's state.
+    persistent_bytes: int
+    #: All tensors at the peak of a step (PMC): graph and what is persistent included.
+    peak_bytes: int
+    #: What a job reserves, with what kernels take besides and a margin.
+    reserve_bytes: int
+    #: CoGNN's published closed form of the peak; None for a model that it does not cover.
+    closed_form_bytes: int | None
+    #: Why the estimate is not exact; empty when it is.
+    warning: str
+
+
 def shown_jobs(jobs: Sequence[JobStatus]) -> tuple[ShownJob, ...]:
     """Return what the live page shows: jobs that go on, and the newest of those that ended."""
     shown = sorted(jobs, key=lambda job: (job.ended, -job.job_id))[:MOST_SHOWN]

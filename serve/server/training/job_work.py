@@ -4,6 +4,7 @@ These functions wait for processes and disks, and hold no lock.
 """
 
 import logging
+import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -11,21 +12,33 @@ from serve.config import TrainingConfig
 from serve.core.jobs.events import JobEvent, JobFailed, JobFinished, JobOverran, JobPrepared
 from serve.core.jobs.types import JobNeeds
 from serve.core.types import Bytes, Nanos
-from serve.errors import Mismatch, ServeError
+from serve.errors import Mismatch, ModelError, ServeError
+from serve.estimate.closed_form import training_bytes
 from serve.graphs.resident import ResidentGraph
-from serve.ipc.messages import JobSteps, JobStopped, JobTrained, MeasureStep, StepMeasured, TrainJob
+from serve.ipc.messages import (
+    EstimateStep,
+    JobSteps,
+    JobStopped,
+    JobTrained,
+    MeasureStep,
+    StepEstimated,
+    StepMeasured,
+    TrainJob,
+)
 from serve.models.repository import ModelSpec, scan_model
+from serve.server.catalogue import ModelEntry
 from serve.server.graphs import GraphStore
 from serve.server.lanes.calibrators import Calibrator
 from serve.server.lanes.trainers import Trainers
 from serve.server.training.held_job import HeldJob
 from serve.server.training.job_disk import JobDisk
+from serve.server.training.job_facts import TrainingEstimate
 
 _log = logging.getLogger(__name__)
 
 #: Time for loading a model and measuring a step of it.
 _MEASURE_S = 600.0
-Said = StepMeasured | JobSteps | JobTrained | JobStopped
+Said = StepMeasured | StepEstimated | JobSteps | JobTrained | JobStopped
 
 
 def graph_for(name: str, spec: ModelSpec, graphs: GraphStore) -> ResidentGraph:
@@ -35,12 +48,17 @@ def graph_for(name: str, spec: ModelSpec, graphs: GraphStore) -> ResidentGraph:
         raise Mismatch(f"graph '{name}' has several types of nodes: none is trained on")
     if graph.labels is None:
         raise Mismatch(f"graph '{name}' has no labels 'y' to train on")
+    require_trainable(spec)
+    return graph
+
+
+def require_trainable(spec: ModelSpec) -> None:
+    """Raise Mismatch for a model that declares what its inputs are."""
     if spec.interface is not None or spec.method != "forward":
         raise Mismatch(
             f"model '{spec.name}' declares its inputs or method; only models of x and edge_index"
             " are trained"
         )
-    return graph
 
 
 def measure(
@@ -67,6 +85,36 @@ def measure(
         Bytes(said.held_bytes), Bytes(said.step_bytes), Nanos(max(1, said.step_ns))
     )
     return JobPrepared(job.job_id, job.needs)
+
+
+def estimate(
+    model: ModelEntry, size: tuple[int, int], processes: Trainers, executor: str
+) -> TrainingEstimate:
+    """Estimate a training step of the model on a graph of so many nodes and edges.
+
+    Raises Mismatch or ModelError when the model cannot be trained, NotReady when the process ends.
+    """
+    spec, (num_nodes, num_edges) = model.spec, size
+    features, classes = model.signature.num_features, model.signature.num_outputs
+    require_trainable(spec)
+    with (
+        tempfile.TemporaryDirectory(prefix="gnnserve-step-") as folder,
+        processes.start(spec.domain, folder) as process,
+    ):
+        process.send(EstimateStep(spec, *size, features, classes, executor))
+        said = _heard(process, _MEASURE_S)
+    if not isinstance(said, StepEstimated):
+        raise ModelError(said.message if isinstance(said, JobStopped) else str(said))
+    held_bytes, closed = said.graph_bytes + said.persistent_bytes, None
+    if said.kind:
+        closed = training_bytes(said.kind, said.widths, *size)
+    return TrainingEstimate(
+        model=spec.name, version=str(spec.version), executor=executor, num_nodes=num_nodes,
+        num_edges=num_edges, num_features=features, graph_bytes=said.graph_bytes,
+        persistent_bytes=said.persistent_bytes, peak_bytes=held_bytes + said.peak_bytes,
+        reserve_bytes=held_bytes + said.step_bytes, closed_form_bytes=closed,
+        warning=said.problem,
+    )  # fmt: skip
 
 
 def train(
@@ -133,5 +181,5 @@ def _heard(process: Calibrator, timeout_s: float | None) -> Said:
     """Return the next word about a job; raises NotReady when the process ended."""
     while True:
         said = process.receive(timeout_s)
-        if isinstance(said, StepMeasured | JobSteps | JobTrained | JobStopped):
+        if isinstance(said, StepMeasured | StepEstimated | JobSteps | JobTrained | JobStopped):
             return said

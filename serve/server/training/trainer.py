@@ -38,7 +38,7 @@ from serve.server.graphs import GraphStore, check_fit
 from serve.server.lanes.trainers import Trainers
 from serve.server.training import job_work
 from serve.server.training.held_job import HeldJob, JobRun
-from serve.server.training.job_facts import JobCall, JobStatus
+from serve.server.training.job_facts import JobCall, JobStatus, TrainingEstimate
 from serve.server.training.job_folder import JobFolder, KeptJob, kept_jobs
 from serve.server.training.publishing import Publisher
 
@@ -145,6 +145,11 @@ class Trainer:
             self._tell(JobSubmitted(job.submitted()))
             self._changed.notify_all()
             return job.facts()
+
+    def estimate(self, model: str, num_nodes: int, num_edges: int) -> TrainingEstimate:
+        """See ``Training``; no worker is needed."""
+        found, size = self._catalogue.get(model), (num_nodes, num_edges)
+        return job_work.estimate(found, size, self._processes, self._config.executor)
 
     def jobs(self) -> tuple[JobStatus, ...]:
         """Return all jobs, oldest first, those that ended lately among them."""

@@ -7,13 +7,23 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
-from torch_geometric.nn import GCNConv
+from torch_geometric.nn import GCNConv, SAGEConv, TAGConv
 
 from serve.graphs.load import GraphParts, OpenOptions, held
-from serve.ipc.messages import JobSteps, JobStopped, JobTrained, MeasureStep, StepMeasured, TrainJob
+from serve.ipc.messages import (
+    EstimateStep,
+    JobSteps,
+    JobStopped,
+    JobTrained,
+    MeasureStep,
+    StepMeasured,
+    TrainJob,
+)
 from serve.lane.training import job as training
 from serve.lane.training.checkpoint import load_checkpoint, save_checkpoint
+from serve.lane.training.stack import stack_of
 from serve.lane.training.step import TrainingGraph, TrainStep
+from serve.models import zoo
 from serve.models.community import community_graph
 from serve.models.repository import find
 from serve.server.training.job_folder import JobFolder
@@ -136,6 +146,30 @@ def test_a_job_is_measured_and_trained(folder):
     before = (folder / "shared" / "weights.safetensors").read_bytes()
     assert training.train(message(folder), None, said.append) == end
     assert (folder / "shared" / "weights.safetensors").read_bytes() == before
+
+
+def test_an_estimate_of_a_step_is_what_a_job_is_measured_to_need(folder):
+    spec = find(REPOSITORY, "gcn")
+    graph = TrainingGraph.read(folder / "shared" / "graph.safetensors")
+    needs = training.measure_step(MeasureStep(spec, str(folder)), None)
+    found = training.estimate_step(EstimateStep(spec, *graph.size, 32, 5), None)
+    assert found.graph_bytes == graph.nbytes
+    assert found.graph_bytes + found.persistent_bytes == needs.held_bytes
+    assert found.step_bytes == needs.step_bytes > found.peak_bytes
+    assert (found.kind, found.widths[0], found.widths[-1]) == ("gcn", 32, 5)
+
+
+@pytest.mark.parametrize("kind", ["gcn", "sage", "gin", "gat"])
+def test_a_stack_of_one_kind_of_layers_is_known_by_it(kind):
+    assert stack_of(getattr(zoo, kind)(12, 5, 64, 3)) == (kind, (12, 64, 64, 5))
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [(), (GCNConv(4, 8), SAGEConv(8, 2)), (GCNConv(4, 8), GCNConv(9, 2)), (TAGConv(4, 2),)],
+)
+def test_other_stacks_are_of_no_kind(layers):
+    assert stack_of(nn.ModuleList(layers)) == ("", ())
 
 
 def test_weights_of_the_model_are_where_it_starts(folder, tmp_path):
