@@ -1,6 +1,6 @@
 """Measure a training step over the kernels that serve against one of PyG's own code.
 
-    python -m bench.models.training_step [--quick] [--models gcn,sage,gin] [--rounds 15]
+    python -m bench.models.training_step [--quick] [--models gcn,sage,gin,gat] [--rounds 15]
 
 A step is forward, loss of half of the nodes, backward and Adam, on one thread with a lane's
 allocator: what a job does again and again (``serve.lane.training.step``). Models are those of
@@ -32,7 +32,7 @@ LONGEST_S = 12.0
 SCRIPT = Script(
     "training_step",
     full={
-        "models": ("gcn", "sage", "gin"), "shapes": tuple(SHAPES),
+        "models": ("gcn", "sage", "gin", "gat"), "shapes": tuple(SHAPES),
         "nodes": (1_000, 8_000), "rounds": 15,
     },
     quick={"models": ("gcn",), "shapes": ("small",), "nodes": (200,), "rounds": 3},

@@ -35,6 +35,9 @@ const Level& level() {
 void aggregate(const Aggregation& call) { level().kernels->aggregate(call); }
 void combine(const Combination& call) { level().kernels->combine(call); }
 void attend(const Attention& call) { level().kernels->attend(call); }
+void attention_gradient(const AttentionGradient& call) {
+    level().kernels->attention_gradient(call);
+}
 void head_dots(const HeadDots& call) { level().kernels->head_dots(call); }
 const char* instruction_set() { return level().name; }
 

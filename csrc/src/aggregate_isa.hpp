@@ -9,6 +9,7 @@ struct AggregateKernels {
     void (*aggregate)(const Aggregation&);
     void (*combine)(const Combination&);
     void (*attend)(const Attention&);
+    void (*attention_gradient)(const AttentionGradient&);
     void (*head_dots)(const HeadDots&);
 };
 

@@ -196,6 +196,134 @@ void test_attend(const AggregateKernels& kernels, std::size_t heads, std::size_t
     }
 }
 
+// The slots of a graph by source, in order of their targets.
+struct Reversed {
+    explicit Reversed(const Graph& graph) {
+        for (std::int32_t j = 0; j < Graph::kRows; ++j) {
+            for (std::int32_t i = 0; i < Graph::kRows; ++i) {
+                const auto row = static_cast<std::size_t>(i);
+                for (std::int32_t s = graph.begin[row]; s < graph.begin[row + 1]; ++s) {
+                    if (graph.source[static_cast<std::size_t>(s)] == j) {
+                        target.push_back(i);
+                        slot.push_back(s);
+                    }
+                }
+            }
+            begin.push_back(static_cast<std::int32_t>(target.size()));
+        }
+    }
+    std::vector<std::int32_t> begin{0};
+    std::vector<std::int32_t> target;
+    std::vector<std::int32_t> slot;
+    Csr csr() const { return {begin.data(), target.data(), Graph::kRows}; }
+};
+
+void check_all(const Floats& given, const std::vector<double>& expected, std::size_t count) {
+    for (std::size_t k = 0; k < count; ++k) {
+        const double error = std::abs(static_cast<double>(given[k]) - expected[k]);
+        CHECK(error <= 1e-3 * (1 + std::abs(expected[k])));
+    }
+}
+
+void test_attention_gradient(const AggregateKernels& kernels, std::size_t heads,
+                             std::size_t channels, Score score, bool average) {
+    const Graph graph;
+    const Reversed reversed(graph);
+    const std::size_t rows = Graph::kRows;
+    const std::size_t width = heads * channels;
+    const bool additive = score == Score::kAdditive;
+    const std::size_t scored = additive ? heads : width;
+    const float scale = 0.2F;
+    const Floats left = random_floats(rows * scored);
+    const Floats right = random_floats(rows * scored);
+    const Floats att = random_floats(width);
+    const Floats value = random_floats(rows * width);
+    const Floats gradient = random_floats(rows * (average ? channels : width));
+    Floats alpha(graph.slots() * heads);
+    Floats out(rows * width);
+    const auto many = static_cast<std::int64_t>(heads);
+    const auto each = static_cast<std::int64_t>(channels);
+    kernels.attend({graph.csr(),
+                    score,
+                    left.data(),
+                    right.data(),
+                    nullptr,
+                    nullptr,
+                    false,
+                    att.data(),
+                    scale,
+                    value.data(),
+                    many,
+                    each,
+                    average,
+                    {},
+                    alpha.data(),
+                    out.data()});
+    Floats of_score(graph.slots() * heads);
+    Floats by_source(graph.slots() * heads);
+    Floats of_left(rows * scored);
+    Floats of_right(rows * scored);
+    Floats of_value(rows * width);
+    Floats of_att(width);
+    kernels.attention_gradient(
+        {graph.csr(),    reversed.csr(),  reversed.slot.data(), score,
+         left.data(),    right.data(),    att.data(),           scale,
+         value.data(),   alpha.data(),    gradient.data(),      many,
+         each,           average,         of_score.data(),      by_source.data(),
+         of_left.data(), of_right.data(), of_value.data(),      of_att.data()});
+
+    std::vector<double> to_left(rows * scored);
+    std::vector<double> to_right(rows * scored);
+    std::vector<double> to_value(rows * width);
+    std::vector<double> to_att(width);
+    const auto at = [](const Floats& from, std::size_t k) { return static_cast<double>(from[k]); };
+    const auto down = static_cast<double>(scale);
+    for (std::size_t i = 0; i < rows; ++i) {
+        const auto first = static_cast<std::size_t>(graph.begin[i]);
+        const auto end = static_cast<std::size_t>(graph.begin[i + 1]);
+        for (std::size_t h = 0; h < heads; ++h) {
+            const std::size_t mine = average ? i * channels : i * width + h * channels;
+            std::vector<double> of_alpha;
+            double total = 0;
+            for (std::size_t s = first; s < end; ++s) {
+                const auto j = static_cast<std::size_t>(graph.source[s]);
+                double sum = 0;
+                for (std::size_t c = 0; c < channels; ++c) {
+                    const std::size_t k = j * width + h * channels + c;
+                    sum += at(gradient, mine + c) * at(value, k);
+                    to_value[k] += at(alpha, s * heads + h) * at(gradient, mine + c);
+                }
+                of_alpha.push_back(sum);
+                total += at(alpha, s * heads + h) * sum;
+            }
+            for (std::size_t s = first; s < end; ++s) {
+                const auto j = static_cast<std::size_t>(graph.source[s]);
+                const double step = at(alpha, s * heads + h) * (of_alpha[s - first] - total);
+                for (std::size_t c = 0; c < (additive ? 1 : channels); ++c) {
+                    const std::size_t from =
+                        additive ? j * heads + h : j * width + h * channels + c;
+                    const std::size_t to = additive ? i * heads + h : i * width + h * channels + c;
+                    const double x = at(left, from) + at(right, to);
+                    const double slope = x > 0 ? 1 : down;
+                    if (score == Score::kDot) {
+                        to_left[from] += step * down * at(right, to);
+                        to_right[to] += step * down * at(left, from);
+                        continue;
+                    }
+                    const double weight = additive ? 1 : at(att, h * channels + c);
+                    to_left[from] += step * slope * weight;
+                    to_right[to] += step * slope * weight;
+                    to_att[h * channels + c] += step * slope * x;
+                }
+            }
+        }
+    }
+    check_all(of_left, to_left, rows * scored);
+    check_all(of_right, to_right, rows * scored);
+    check_all(of_value, to_value, rows * width);
+    check_all(of_att, to_att, score == Score::kDynamic ? width : 0);
+}
+
 void test_head_dots(const AggregateKernels& kernels) {
     const Floats x = random_floats(5 * 3 * 19);
     const Floats att = random_floats(3 * 19);
@@ -220,6 +348,11 @@ void test_all(const AggregateKernels& kernels) {
         test_attend(kernels, 3, channels);
         test_attend(kernels, 4, channels);
         test_attend(kernels, 8, channels);
+        for (const Score score : {Score::kAdditive, Score::kDynamic, Score::kDot}) {
+            test_attention_gradient(kernels, 1, channels, score, false);
+            test_attention_gradient(kernels, 3, channels, score, true);
+            test_attention_gradient(kernels, 4, channels, score, false);
+        }
     }
     test_head_dots(kernels);
 }

@@ -200,7 +200,8 @@ void boxed_combine(Value* stack, std::uint64_t, std::uint64_t) {
     give(stack, std::move(out));
 }
 
-void boxed_attend(Value* stack, std::uint64_t, std::uint64_t) {
+// Gives the result and, for a second output, the weights of the slots [room, heads].
+void boxed_attend(Value* stack, std::uint64_t, std::uint64_t outputs) {
     Arguments take(stack);
     const Tensor tensor = take.tensor();
     const bool edges = take.flag();
@@ -249,12 +250,77 @@ void boxed_attend(Value* stack, std::uint64_t, std::uint64_t) {
                    {floats(skip, rows * out_width, "skip"), 1, floats(bias, out_width, "bias")},
                    nullptr,
                    nullptr};
-    const Tensor alpha = Tensor::empty({sorted.room * heads}, Dtype::kFloat32);
+    Tensor alpha = Tensor::empty({sorted.room, heads}, Dtype::kFloat32);
     Tensor out = Tensor::empty({rows, out_width}, Dtype::kFloat32);
     call.alpha = alpha.data<float>();
     call.out = out.data<float>();
     attend(call);
     give(stack, std::move(out));
+    if (outputs > 1) {
+        give(stack + 1, std::move(alpha));
+    }
+}
+
+void boxed_attention_gradient(Value* stack, std::uint64_t, std::uint64_t) {
+    Arguments take(stack);
+    const Tensor tensor = take.tensor();
+    const bool edges = take.flag();
+    const Tensor reversed_tensor = take.tensor();
+    const Index score = take.integer();
+    const Tensor left = take.tensor();
+    const Tensor right = take.tensor();
+    const Tensor value = take.tensor();
+    const Tensor alpha = take.tensor();
+    const Index heads = take.integer();
+    const float scale = take.real();
+    const bool average = take.flag();
+    const std::optional<Tensor> att = take.optional_tensor();
+    const Tensor gradient = take.tensor();
+
+    require(value.dim() == 2, "value must be [N, heads * C]");
+    const Index rows = value.size(0);
+    const Index width = value.size(1);
+    require(heads >= 1 && heads <= kMostHeads && width % heads == 0, "heads do not fit value");
+    require(score >= 0 && score <= static_cast<Index>(Score::kDot), "no such score");
+    const auto kind = static_cast<Score>(score);
+    const bool dynamic = kind == Score::kDynamic;
+    const Index scored = kind == Score::kAdditive ? heads : width;
+    require(!dynamic || att.has_value(), "a dynamic score needs att");
+    const Sorted sorted(tensor, rows, edges);
+    const Sorted reversed(reversed_tensor, rows, true);
+    const Index slots = sorted.graph.begin[rows];
+    require(reversed.graph.begin[rows] == slots, "reversed is of another graph");
+    const Index channels = width / heads;
+    const Tensor of_score = Tensor::empty({slots, heads}, Dtype::kFloat32);
+    const Tensor by_source = Tensor::empty({slots, heads}, Dtype::kFloat32);
+    Tensor of_left = Tensor::empty({rows, scored}, Dtype::kFloat32);
+    Tensor of_right = Tensor::empty({rows, scored}, Dtype::kFloat32);
+    Tensor of_value = Tensor::empty({rows, width}, Dtype::kFloat32);
+    Tensor of_att = Tensor::empty({dynamic ? width : 0}, Dtype::kFloat32);
+    attention_gradient({sorted.graph,
+                        reversed.graph,
+                        reversed.slot_edge,
+                        kind,
+                        floats(left, rows * scored, "left"),
+                        floats(right, rows * scored, "right"),
+                        floats(att, width, "att"),
+                        scale,
+                        floats(value, rows * width, "value"),
+                        floats(alpha, sorted.room * heads, "alpha"),
+                        floats(gradient, rows * (average ? channels : width), "gradient"),
+                        heads,
+                        channels,
+                        average,
+                        of_score.data<float>(),
+                        by_source.data<float>(),
+                        of_left.data<float>(),
+                        of_right.data<float>(),
+                        of_value.data<float>(),
+                        of_att.data<float>()});
+    give(stack, std::move(of_left));
+    give(stack + 1, std::move(of_right));
+    give(stack + 2, std::move(of_value));
+    give(stack + 3, std::move(of_att));
 }
 
 void boxed_head_dots(Value* stack, std::uint64_t, std::uint64_t) {
@@ -280,6 +346,8 @@ constexpr torch_abi::Kernel kKernels[] = {
     {"aggregate", &boxed_aggregate},
     {"combine", &boxed_combine},
     {"attend", &boxed_attend},
+    {"attend_kept", &boxed_attend},
+    {"attention_gradient", &boxed_attention_gradient},
     {"head_dots", &boxed_head_dots},
 };
 

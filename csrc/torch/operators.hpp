@@ -22,6 +22,14 @@ inline constexpr torch_abi::Schema kSchemas[] = {
      "attend(Tensor graph, bool edges, bool added_loops, int score, Tensor left, Tensor right, "
      "Tensor value, int heads, float scale, bool average, Tensor? att, Tensor? edge, "
      "Tensor? skip, Tensor? bias) -> Tensor"},
+    {"attend_kept",
+     "attend_kept(Tensor graph, bool edges, bool added_loops, int score, Tensor left, "
+     "Tensor right, Tensor value, int heads, float scale, bool average, Tensor? att, "
+     "Tensor? edge, Tensor? skip, Tensor? bias) -> (Tensor, Tensor)"},
+    {"attention_gradient",
+     "attention_gradient(Tensor graph, bool edges, Tensor reversed, int score, Tensor left, "
+     "Tensor right, Tensor value, Tensor alpha, int heads, float scale, bool average, "
+     "Tensor? att, Tensor gradient) -> (Tensor, Tensor, Tensor, Tensor)"},
     {"head_dots", "head_dots(Tensor x, Tensor att, int heads) -> Tensor"},
 };
 

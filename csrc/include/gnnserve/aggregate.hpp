@@ -89,6 +89,34 @@ struct Attention {
 
 void attend(const Attention& call);
 
+// Gradients of an attention without `edge`, from that of its result before the finish. They are
+// sums over the slots of each node, and over the slots by source: nothing is added to from two
+// places.
+struct AttentionGradient {
+    Csr graph;
+    Csr reversed;                       // the same slots by source, which lead to their targets
+    const std::int32_t* reversed_slot;  // [slots], the slot in `graph` of each of them
+    Score score;
+    const float* left;  // these as in Attention
+    const float* right;
+    const float* att;
+    float scale;
+    const float* value;
+    const float* alpha;     // [slots, H], as attend has written it
+    const float* gradient;  // [rows, H·C], or [rows, C] for each head alike when averaged
+    std::int64_t heads;
+    std::int64_t channels;
+    bool average;
+    float* of_score;   // [slots, H], scratch
+    float* by_source;  // [slots, H], scratch
+    float* of_left;    // like left, right, value and att; the last for kDynamic alone
+    float* of_right;
+    float* of_value;
+    float* of_att;
+};
+
+void attention_gradient(const AttentionGradient& call);
+
 // out[i, h] = Σ_c x[i, h, c] · att[h, c] for x [rows, heads · channels].
 struct HeadDots {
     const float* x;

@@ -3,11 +3,12 @@
 import math
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
 from serve import native
-from serve.lane.executors import kernels
+from serve.lane.executors import attention_gradients, kernels
 from serve.lane.executors.fused import Fused, is_plain, linear_of, require
 from serve.lane.executors.graphs import Graphs
 
@@ -22,13 +23,20 @@ class _Attention(Fused):
 
     def attend(self, graph: kernels.Csr, score: Any, left: Tensor, right: Tensor, value: Tensor,
                **options: Any) -> Tensor:  # fmt: skip
-        """``kernels.attend`` with the layer's heads and bias."""
+        """Attend by the layer's heads and bias, with gradients where one is wanted."""
         conv = self.conv
         options.setdefault("bias", getattr(conv, "bias", None))
-        return kernels.attend(
-            graph, score, left, right, value, conv.heads,
-            average=not conv.concat, **options,
-        )  # fmt: skip
+        given = graph, score, left, right, value, conv.heads
+        if not self.is_learned(value):
+            return kernels.attend(*given, average=not conv.concat, **options)
+        assert options.pop("edge", None) is None
+        return attention_gradients.attend(*given, average=not conv.concat, **options)
+
+    def is_learned(self, value: Tensor) -> bool:
+        """Return True when a gradient is wanted of the layer's weights or of what it maps."""
+        return torch.is_grad_enabled() and (
+            value.requires_grad or any(one.requires_grad for one in self.conv.parameters())
+        )
 
     def loops(self, edge_index: Tensor, rows: int, *, edges: bool = False) -> kernels.Csr:
         return self.graphs.csr(
@@ -67,11 +75,15 @@ class FusedGAT(_Attention):
             edge = functional.linear(edge_attr, conv.edge_score)
         graph = self.loops(edge_index, x.shape[0], edges=edge is not None)
         h = functional.linear(x, self.linear.weight, self.linear.bias)
+        learned = self.is_learned(h)
+        if edge is not None and learned:
+            return None
+        head_dots = attention_gradients.head_dots if learned else kernels.head_dots
         return self.attend(
             graph,
             "additive",
-            kernels.head_dots(h, conv.att_src, conv.heads),
-            kernels.head_dots(h, conv.att_dst, conv.heads),
+            head_dots(h, conv.att_src, conv.heads),
+            head_dots(h, conv.att_dst, conv.heads),
             h,
             scale=conv.negative_slope,
             edge=edge,

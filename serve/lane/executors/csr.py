@@ -44,8 +44,7 @@ _BUILDERS = {
 }
 
 
-#: Layers whose fused forward uses kernels without a gradient.
-_UNTRAINED = {GATConv, GATv2Conv, TransformerConv}
+_ATTENTION = {GATConv, GATv2Conv, TransformerConv}
 
 Build = Callable[[Any, Graphs], Fused | Propagated]
 
@@ -63,8 +62,9 @@ def with_csr(loaded: LoadedModel) -> LoadedModel:
 def train_with_csr(module: nn.Module, key: str) -> Callable[[], None]:
     """Replace the forward of every layer whose kernels have gradients, for training.
 
-    Sums and means only; attention and extremes keep PyG's code. Returns what to call after each
-    forward pass; raises CannotRun when no layer is known. `key` names the model.
+    Sums, means and attention; extremes keep PyG's code, and so does attention that drops weights
+    out or scores features of edges. Returns what to call after each forward pass; raises CannotRun
+    when no layer is known. `key` names the model.
     """
     return _fuse(module, key, _training).clear
 
@@ -98,7 +98,9 @@ def _serving(layer: MessagePassing) -> Build:
 
 def _training(layer: MessagePassing) -> Build:
     require(reduction_of(layer) in kernels.DIFFERENTIABLE, f"aggr is {layer.aggr}")
-    require(type(layer) not in _UNTRAINED, "its attention has no gradient here")
+    if type(layer) in _ATTENTION:
+        require(not layer.dropout, "it drops out weights of its attention")
+        require(layer.lin_edge is None, "features of edges in attention have no gradient here")
     if type(layer) is GINConv and is_learned(layer.eps):
         return Propagated
     return FUSED.get(type(layer), Propagated)

@@ -2,8 +2,9 @@
 
 The compiled module defines them (csrc/torch/operators.cpp); this module adds the shape functions
 that export and tracing need. Features are float32 [N, F], contiguous. Sums and means of `aggregate`
-have gradients, nothing else has. On the processor they run on one thread; a process that uses a GPU
-adds it (``serve.lane.cuda.graph_kernels``).
+have gradients; attention has them in ``attention_gradients``, and nothing else has. On the
+processor they run on one thread; a process that uses a GPU adds it
+(``serve.lane.cuda.graph_kernels``).
 """
 
 from collections.abc import Callable
@@ -202,6 +203,34 @@ def attend(
     return made
 
 
+def attend_kept(
+    graph: Csr, score: Score, left: Tensor, right: Tensor, value: Tensor, heads: int, *,
+    scale: float, average: bool, att: Tensor | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return what `attend` does, and the weights of the slots, float32 [room, heads]."""
+    made: tuple[Tensor, Tensor] = _attend_kept(
+        graph.tensor, graph.edges, graph.added_loops, _SCORE[score], left, right, value, heads,
+        scale, average, att, None, None, None,
+    )  # fmt: skip
+    return made
+
+
+def attention_gradient(
+    graph: Csr, score: Score, left: Tensor, right: Tensor, value: Tensor, alpha: Tensor, heads: int,
+    gradient: Tensor, *, scale: float, average: bool, att: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Return the gradients of `left`, `right`, `value` and `att` from that of the result.
+
+    `alpha` is what `attend_kept` gave. Of averaged heads, `gradient` is that of each head. The
+    gradient of `att` is [heads · C] for dynamic scores, else it has no elements.
+    """
+    made: tuple[Tensor, Tensor, Tensor, Tensor] = _attention_gradient(
+        graph.tensor, graph.edges, graph.reversed.tensor, _SCORE[score], left, right, value, alpha,
+        heads, scale, average, att, gradient,
+    )  # fmt: skip
+    return made
+
+
 def head_dots(x: Tensor, att: Tensor, heads: int) -> Tensor:
     """Return Σ_c x[i, h, c] · att[h, c], float32 [N, heads], for x [N, heads · C]."""
     made: Tensor = _head_dots(x, att, heads)
@@ -281,12 +310,17 @@ combining = {"cpu"}
 if not UNAVAILABLE:
     # Overloads are called directly: looking one up costs as much as a small kernel.
     _operators: Any = torch.ops.gnnserve
-    _csr, _spread, _normalise, _aggregate, _combine, _attend, _head_dots = (
+    (
+        _csr, _spread, _normalise, _aggregate, _combine, _attend, _attend_kept,
+        _attention_gradient, _head_dots,
+    ) = (
         _operators.csr.default,
         _operators.spread.default,
         _operators.normalise.default,
         _operators.aggregate.default,
         _operators.combine.default,
         _operators.attend.default,
+        _operators.attend_kept.default,
+        _operators.attention_gradient.default,
         _operators.head_dots.default,
-    )
+    )  # fmt: skip

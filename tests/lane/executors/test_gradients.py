@@ -12,15 +12,17 @@ from torch_geometric.nn import (
     ARMAConv,
     ChebConv,
     GATConv,
+    GATv2Conv,
     GCNConv,
     GINConv,
     GraphConv,
     SAGEConv,
     SGConv,
     TAGConv,
+    TransformerConv,
 )
 
-from serve.lane.executors import kernels
+from serve.lane.executors import attention_gradients, kernels
 from serve.lane.executors.csr import CannotRun, train_with_csr
 
 NODES, EDGES, FEATURES = 60, 300, 12
@@ -90,7 +92,18 @@ LAYERS = {
     "sg": (lambda: SGConv(12, 8, K=2), lambda: SGConv(8, 4)),
     "appnp": (lambda: nn_linear(12, 8), lambda: APPNP(4, 0.1)),
     "sage-max": (lambda: SAGEConv(12, 8, aggr="max"), lambda: GCNConv(8, 4)),
-    "gat": (lambda: GATConv(12, 4, heads=2), lambda: GCNConv(8, 4)),
+    "gat": (lambda: GATConv(12, 4, heads=2), lambda: GATConv(8, 5, heads=3, concat=False)),
+    "gat-wide": (lambda: GATConv(12, 20, heads=4, residual=True), lambda: GATConv(80, 3)),
+    "gatv2": (lambda: GATv2Conv(12, 4, heads=2), lambda: GATv2Conv(8, 19, 3, concat=False)),
+    "gatv2-shared": (
+        lambda: GATv2Conv(12, 16, 2, share_weights=True, residual=True),
+        lambda: GATv2Conv(32, 3, add_self_loops=False),
+    ),
+    "transformer": (
+        lambda: TransformerConv(12, 4, 2),
+        lambda: TransformerConv(8, 18, 3, concat=False, root_weight=False),
+    ),
+    "gat-dropout": (lambda: GATConv(12, 4, heads=2, dropout=0.5), lambda: GCNConv(8, 4)),
 }
 
 
@@ -168,6 +181,59 @@ def test_the_gradient_is_that_of_a_dense_matrix(nodes, edges, seed, reduce, loop
         torch.testing.assert_close(one.grad, other.grad.float(), rtol=1e-4, atol=1e-5)
 
 
+@given(
+    nodes=st.integers(1, 20), edges=st.integers(0, 60), seed=st.integers(0, 99),
+    score=st.sampled_from(["additive", "dynamic", "dot"]), heads=st.sampled_from([1, 3, 4]),
+    channels=st.sampled_from([1, 3, 4, 7, 16, 21]), loops=st.booleans(), average=st.booleans(),
+)  # fmt: skip
+@settings(max_examples=60, deadline=None)
+def test_the_gradient_of_attention_is_that_of_dense_matrices(
+    nodes, edges, seed, score, heads, channels, loops, average
+):
+    _, pairs = graph(nodes, edges, seed)
+    sorted_ = kernels.Csr(pairs, nodes, replace_loops=loops, edges=False)
+    generator = torch.Generator().manual_seed(seed)
+
+    def made(*shape):
+        return torch.randn(*shape, generator=generator).requires_grad_()
+
+    width = heads * channels
+    scored = heads if score == "additive" else width
+    given_ = [made(nodes, scored), made(nodes, scored), made(nodes, width)]
+    given_ += [made(1, heads, channels)] if score == "dynamic" else []
+    scale = 0.3
+    out = attention_gradients.attend(
+        sorted_, score, *given_[:3], heads, scale=scale, average=average,
+        att=given_[3] if score == "dynamic" else None,
+    )  # fmt: skip
+    exact = [one.detach().double().requires_grad_() for one in given_]
+    expected = dense_attention(sorted_, score, exact, heads, scale)
+    expected = expected.mean(1) if average else expected.reshape(nodes, width)
+    torch.testing.assert_close(out, expected.float(), rtol=1e-4, atol=1e-5)
+    weights = torch.linspace(-1, 1, out.numel()).view(out.shape)
+    torch.autograd.backward((out * weights).sum())
+    torch.autograd.backward((expected * weights).sum())
+    for one, other in zip(given_, exact, strict=True):
+        torch.testing.assert_close(one.grad, other.grad.float(), rtol=1e-4, atol=1e-4)
+
+
+def dense_attention(sorted_, score, tensors, heads, scale):
+    """Return [N, H, C] over a matrix of the counts of slots, in float64."""
+    left, right, value = (one.view(sorted_.rows, heads, -1) for one in tensors[:3])
+    begin, source = sorted_.tensor[: sorted_.rows + 1].tolist(), sorted_.tensor[sorted_.rows + 1 :]
+    out = []
+    for row in range(sorted_.rows):
+        sources = source[begin[row] : begin[row + 1]].long()
+        pairs = left[sources], right[row]
+        if score == "dot":
+            scores = scale * (pairs[0] * pairs[1]).sum(-1)
+        else:
+            scores = nn.functional.leaky_relu(pairs[0] + pairs[1], scale)
+            scores = scores.squeeze(-1) if score == "additive" else (scores * tensors[3]).sum(-1)
+        out.append((scores.softmax(0).unsqueeze(-1) * value[sources]).sum(0))
+    return torch.stack(out)
+
+
 def test_what_has_no_gradient_says_so():
     x, edges = graph()
     sorted_ = kernels.Csr(edges, NODES, replace_loops=False, edges=True)
@@ -178,8 +244,10 @@ def test_what_has_no_gradient_says_so():
         kernels.aggregate(sorted_, x, weight)
     with pytest.raises(CannotRun, match="aggr is max"):
         train_with_csr(Layers(SAGEConv(12, 8, aggr="max")).train(), "one")
-    with pytest.raises(CannotRun, match="its attention has no gradient here"):
-        train_with_csr(Layers(GATConv(12, 8)).train(), "one")
+    with pytest.raises(CannotRun, match="it drops out weights of its attention"):
+        train_with_csr(Layers(GATConv(12, 8, dropout=0.5)).train(), "one")
+    with pytest.raises(CannotRun, match="features of edges in attention have no gradient here"):
+        train_with_csr(Layers(GATConv(12, 8, edge_dim=3)).train(), "one")
 
 
 def test_a_step_forgets_its_graph():
