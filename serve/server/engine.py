@@ -115,6 +115,7 @@ class Engine:
                 "seconds; see the log"
             )
         self._parts.lane_folders.start()
+        self._rollout.lane_models.watch.start()
         # On a GPU a calibrator needs memory that requests have by then.
         self._rollout.calibrations.starts_rough = not self._device.places
         self._starting.load(names, _PATIENCE_S, tell)
@@ -205,6 +206,7 @@ class Engine:
         self._parts.begin_stop()
         self.driver.stop()
         self._parts.shadows.stop()
+        self._rollout.lane_models.watch.stop()
         self._parts.lane_folders.stop()
         self.pool.stop()
         self._rollout.close()

@@ -8,6 +8,7 @@ import pytest
 
 from serve.ipc.messages import LoadModel, UnloadModel
 from serve.models.repository import find
+from serve.server.lanes import load_watch
 from serve.server.lanes.lane_models import LaneModels
 from tests.e2e.support import REPOSITORY
 
@@ -86,6 +87,32 @@ def test_an_answer_for_what_was_dropped_is_none_for_its_next_load(models, sent):
     models.load(second, never())
     assert next(answers, None) is None
     assert (is_open(first), is_open(second)) == (False, True)
+
+
+def test_a_lane_that_comes_up_and_says_nothing_is_ended(models, monkeypatch):
+    now, ended = [0], []
+    monkeypatch.setattr(load_watch.clock, "now_ns", lambda: now[0])
+    models._pool.kill = lambda lane_id, why: ended.append((lane_id, why))
+    added(models)
+    added(models, "other")
+    assert not models.lane_up(LANE)
+    now[0] = 900_000_000
+    assert not models.answered(LANE, KEY)
+    now[0] = 1_800_000_000
+    models.watch.look()
+    assert not ended, "it has said something since"
+    now[0] = 2_000_000_000
+    models.watch.look()
+    models.watch.look()
+    (found,) = ended
+    assert found == (LANE, "a model did not load within server.start_timeout_s = 1 seconds")
+    models.lane_lost(LANE)
+    models.lane_up(LANE)
+    assert not models.answered(LANE, KEY)
+    assert models.answered(LANE, "other")
+    now[0] = 9_000_000_000
+    models.watch.look()
+    assert len(ended) == 1
 
 
 def test_files_are_open_while_successors_read_them(models):

@@ -11,6 +11,7 @@ from serve.ipc.messages import LoadModel, UnloadModel
 from serve.models.repository import ModelSpec
 from serve.models.sealed_copies import SealedCopies
 from serve.server import clock
+from serve.server.lanes.load_watch import LoadWatch
 from serve.server.lanes.pool import LanePool
 from serve.server.lanes.successors import Successors
 from serve.server.load_turns import LoadCancellation
@@ -23,8 +24,8 @@ class LaneModels:
 
     def __init__(self, pool: LanePool, start_timeout_s: float) -> None:
         """Hold no model yet; `start_timeout_s` limits the loading of one model on all lanes."""
-        self._pool = pool
-        self._start_timeout_s = start_timeout_s
+        self._pool, self._start_timeout_s = pool, start_timeout_s
+        self.watch = LoadWatch(lambda lane_id, why: pool.kill(lane_id, why), start_timeout_s)
         self._answers = threading.Condition()
         #: Lanes that have not yet answered a ``LoadModel``, by its key.
         self._waiting: dict[str, set[LaneId]] = {}
@@ -81,8 +82,7 @@ class LaneModels:
     def drop(self, key: str) -> None:
         """Unload the model from every lane, once none of its requests is left."""
         with self._answers:
-            message = self._held.pop(key, None)
-            waiting = self._waiting.pop(key, set())
+            message, waiting = self._held.pop(key, None), self._waiting.pop(key, set())
             if message is not None:
                 for lane_id in waiting:
                     self._dropped.setdefault((lane_id, key), []).append(message.spec)
@@ -154,7 +154,7 @@ class LaneModels:
                 self._waiting.setdefault(message.key, set()).add(lane_id)
         for message in wanted:
             self._pool.send(lane_id, message)
-        return not wanted
+        return self.watch.heard(lane_id, not wanted, begins=True)
 
     def answered(self, lane_id: LaneId, key: str, failure: str = "") -> bool:
         """Note a lane's answer to a load; return True when the lane has answered for all models."""
@@ -168,12 +168,14 @@ class LaneModels:
                 if failure:
                     self._failures[key] = failure
             self._answers.notify_all()
-            return not any(lane_id in lanes for lanes in self._waiting.values())
+            has_all = not any(lane_id in lanes for lanes in self._waiting.values())
+        return self.watch.heard(lane_id, has_all)
 
     def lane_lost(self, lane_id: LaneId) -> None:
         """Expect no more answers of a lane whose process ended."""
         with self._answers:
             self._lanes_up.discard(lane_id)
+            self.watch.heard(lane_id, has_all=True)
             self._known.pop(lane_id, None)
             self._changing.discard(lane_id)
             for waiting in self._waiting.values():
@@ -268,8 +270,7 @@ class LaneModels:
                     self._end_reading(one.spec for one in models)
         finally:
             with self._answers:
-                self._replacing = False
-                self._changing = set()
+                self._replacing, self._changing = False, set()
                 self._answers.notify_all()
 
     def _lanes_without(
