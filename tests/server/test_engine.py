@@ -54,6 +54,7 @@ executor = "csr"
 [device]
 lanes = 1
 memory_budget = "256 MiB"
+lane_writes = ["{repository}"]
 [scheduling]
 policy = "sqtf"
 discipline = "rolling"
