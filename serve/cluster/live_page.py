@@ -25,10 +25,10 @@ from serve.rest.app import make_app
 from serve.rest.bodies import BodyReader
 from serve.rest.connections import Connections
 from serve.rest.counts import Counts
-from serve.rest.documentation import PAGE_POLICY
 from serve.rest.errors import RestError
 from serve.rest.feed import EVERY_S, MOST_WATCHERS, EventStream, event
-from serve.rest.live import ASSETS, TYPES
+from serve.rest.live import ASSETS
+from serve.rest.page_files import PageFiles
 from serve.rest.replies import HttpReply, Path, Pieces
 from serve.rest.serving import Server, config_of
 
@@ -89,32 +89,16 @@ class ClusterPage:
 
     def __init__(self, watches: Watches) -> None:
         self._watches = watches
-        self._assets = {
-            file.name: file.read_bytes()
-            for folder in (ASSETS, _OWN_ASSETS)
-            for file in folder.iterdir()
-        }
+        self._files = PageFiles("cluster.html", (ASSETS, _OWN_ASSETS))
         self._viewers = 0
         self.over = asyncio.Event()
 
     def table(self) -> list[Path]:
         """Return all paths."""
         return [
-            Path("GET", "/", self.page),
-            Path("GET", "/live/assets/{asset}", self.asset),
+            *self._files.table(),
             Path("GET", "/live/events", self.events),
         ]
-
-    async def page(self, request: Request) -> HttpReply:
-        """Return the page."""
-        return self._file("cluster.html")
-
-    async def asset(self, request: Request) -> HttpReply:
-        """Return a part of the page."""
-        name = request.path_params["asset"]
-        if name not in self._assets:
-            raise RestError(404, f"nothing at {request.url.path}")
-        return self._file(name)
 
     async def events(self, request: Request) -> HttpReply:
         """Return the numbers of all servers once a second; raises RestError for too many."""
@@ -138,10 +122,6 @@ class ClusterPage:
 
     def _leave(self) -> None:
         self._viewers -= 1
-
-    def _file(self, name: str) -> HttpReply:
-        kind = f"{TYPES[name.rpartition('.')[2]]}; charset=utf-8"
-        return HttpReply(self._assets[name], kind, headers=PAGE_POLICY)
 
 
 def named_servers(given: list[str]) -> Servers:

@@ -16,15 +16,12 @@ from starlette.requests import Request
 from serve.obs.live.story import requests_between, story_of
 from serve.obs.live.view import WINDOWS, Focus
 from serve.obs.selection import Selection
-from serve.rest.documentation import PAGE_POLICY
-from serve.rest.errors import RestError, invalid
+from serve.rest.errors import invalid
 from serve.rest.feed import Feed
+from serve.rest.page_files import PageFiles
 from serve.rest.replies import HttpReply, Path, as_json
 
 ASSETS = FilePath(__file__).parent / "assets" / "live"
-TYPES = {
-    "html": "text/html", "css": "text/css", "js": "text/javascript", "LICENSE": "text/plain"
-}  # fmt: skip
 _NAMES = ("model", "version", "tenant")
 #: Longest time whose requests are listed.
 _MOST_S = 86_400
@@ -35,28 +32,16 @@ class LivePage:
 
     def __init__(self, feed: Feed) -> None:
         self._feed = feed
-        self._assets = {file.name: file.read_bytes() for file in ASSETS.iterdir()}
+        self._files = PageFiles("live.html", (ASSETS,))
 
     def table(self) -> list[Path]:
         """Return all paths."""
         return [
-            Path("GET", "/", self.page),
-            Path("GET", "/live/assets/{asset}", self.asset),
+            *self._files.table(),
             Path("GET", "/live/events", self.events),
             Path("GET", "/live/requests", self.requests),
             Path("GET", "/live/requests/{uid}", self.story),
         ]
-
-    async def page(self, request: Request) -> HttpReply:
-        """Return the page."""
-        return self._file("live.html")
-
-    async def asset(self, request: Request) -> HttpReply:
-        """Return a part of the page."""
-        name = request.path_params["asset"]
-        if name not in self._assets:
-            raise RestError(404, f"nothing at {request.url.path}")
-        return self._file(name)
 
     async def events(self, request: Request) -> HttpReply:
         """Return the numbers of a view once a second, as server-sent events."""
@@ -86,10 +71,6 @@ class LivePage:
         uid = request.path_params["uid"]
         at = _number("at", request.query_params.get("at", "0"))
         return _json(await self._feed.ask(lambda db: story_of(db, uid, at)))
-
-    def _file(self, name: str) -> HttpReply:
-        kind = f"{TYPES[name.rpartition('.')[2]]}; charset=utf-8"
-        return HttpReply(self._assets[name], kind, headers=PAGE_POLICY)
 
 
 def _texts(request: Request, names: tuple[str, ...]) -> dict[str, str]:
