@@ -68,6 +68,7 @@ TABLES: dict[str, Callable[[], str]] = {
     }),
     "JSON beside": lambda: flat(read_result("json_beside")["ways"], {
         "small requests beside": "{way}", "p50, ms": "{p50:.2f}", "p99, ms": "{p99:.2f}",
+        "÷ beside gRPC": "{over_grpc[0]:.2f} ({over_grpc[1]:.2f} to {over_grpc[2]:.2f})",
         "large answers": "{large}",
     }),
     "report size": lambda: flat(read_result("report_size")["forms"], {

@@ -31,8 +31,13 @@ _STEADY_S = 60.0
 #: Time for a process that was killed, or has closed its socket, to end.
 _END_S = 10.0
 _ENTRY = "serve.rest.run"
-#: numpy must start no threads for matrix products, which the gateway never makes.
-_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+#: numpy must start no threads for matrix products, which the gateway never makes, and ask for no
+#: huge pages: while the kernel makes room for one, every process of the machine waits.
+_ENVIRONMENT = {
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "NUMPY_MADVISE_HUGEPAGE": "0",
+}
 
 
 def missing_packages() -> tuple[str, ...]:
