@@ -1,6 +1,7 @@
 """Measuring: ways that take turns, percentiles, spreads. Needs numpy alone."""
 
 import math
+import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -18,18 +19,20 @@ def in_turns(
     least: int = 3,
     limit_s: float = math.inf,
 ) -> dict[str, list[_Found]]:
-    """Call all ways in every round, in alternating order, and return what each call returned.
+    """Call all ways in every round, in an order drawn anew, and return what each call returned.
 
     The results of one round are neighbours in time, so a drift of the machine's speed meets all
-    ways alike. The first `warm_up` rounds are not returned. After `limit_s` seconds no round
-    begins, once there are `least`.
+    ways alike, and with drawn orders so does what the way before left in the caches. The first
+    `warm_up` rounds are not returned. After `limit_s` seconds no round begins, once there are
+    `least`.
     """
+    orders = random.Random(0)
     found: dict[str, list[_Found]] = {name: [] for name in ways}
     until = time.monotonic() + limit_s
     for number in range(-warm_up, rounds):
         if number >= least and time.monotonic() > until:
             break
-        for name in ways if number % 2 else reversed(list(ways)):
+        for name in orders.sample(list(ways), len(ways)):
             result = ways[name]()
             if number >= 0:
                 found[name].append(result)
