@@ -5,7 +5,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ from rich.table import Table
 
 from serve.cluster.front import Front
 from serve.cluster.pool import Pool, bounds_of, digest_of, update_of
-from serve.cluster.replica import Replica, ReplicaSpec
+from serve.cluster.replica import Replica, ReplicaSpec, Running
 from serve.errors import ConfigError, ServeError
 from serve.progress import Progress
 from serve.terminal import Console
@@ -63,8 +63,8 @@ def up_on_ray(pool: Pool, address: str, progress: Progress) -> "ClusterStatus":
         return ray_control.deploy(pool, progress)
 
 
-def up_local(pool: Pool, on_ready: Callable[[], None], progress: Progress) -> None:
-    """Serve on this machine until SIGINT or SIGTERM; calls `on_ready` when all servers are."""
+def up_local(pool: Pool, on_ready: Callable[[list[Running]], None], progress: Progress) -> None:
+    """Serve on this machine until SIGINT or SIGTERM; tells `on_ready` the servers when all are."""
     over = threading.Event()
     for ending in (signal.SIGINT, signal.SIGTERM):
         signal.signal(ending, lambda _number, _frame: over.set())
@@ -80,13 +80,14 @@ def up_local(pool: Pool, on_ready: Callable[[], None], progress: Progress) -> No
             for number, replica in enumerate(replicas):
                 progress(f"starting server {number + 1} of {pool.replicas}", number / pool.replicas)
                 replica.start(lambda: _require_on(over, front, replicas))
-                front.change([one.running.address for one in replicas if one.running is not None])
+                running = [one.running for one in replicas if one.running is not None]
+                front.change([one.address for one in running])
             said = False
             while not over.wait(_LOOK_S):
                 _require_on(over, front, replicas)
                 if not said and front.ready_count == len(replicas):
                     said = True
-                    on_ready()
+                    on_ready(running)
         except _Interrupted:
             pass
         finally:
@@ -111,6 +112,16 @@ def _require_on(over: threading.Event, front: Front, replicas: list[Replica]) ->
         raise ConfigError(front.failure)
     for replica in replicas:
         replica.renew()
+
+
+def pages_told(running: Sequence[Running]) -> list[str]:
+    """Return lines that tell where each server's live page is, and how to have one of all."""
+    lines = [
+        f"server {number}: gRPC at {one.address}, live page at http://{one.http_address}/"
+        for number, one in enumerate(running, 1)
+    ]
+    servers = " ".join(f"--server {one.http_address}" for one in running)
+    return [*lines, f"one page of all: gnnserve cluster page {servers}"]
 
 
 def status(name: str, address: str) -> "ClusterStatus":

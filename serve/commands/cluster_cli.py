@@ -1,7 +1,7 @@
 """Commands about several machines: `cluster up|status|drain|update|down|page|plan`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -9,6 +9,9 @@ from serve.commands.options import CONFIG_PATH, ConfigOption, SetOption
 from serve.commands.server_access import TokenOption
 from serve.commands.steps import Steps
 from serve.terminal import Console
+
+if TYPE_CHECKING:
+    from serve.cluster.replica import Running
 
 app = typer.Typer(help="Serve on several machines as one, and plan for them.")
 _errors = Console(stderr=True)
@@ -47,17 +50,19 @@ def up_command(
 
     Returns once all serve; they go on. Each machine reads the configuration file at the same path.
     Again with other options, it changes the cluster. With --local it needs no Ray and runs until a
-    signal; it prints `ready` once all serve.
+    signal; once all serve, it tells where their live pages are and prints `ready`.
     """
-    from serve.commands.cluster import pool_of, show, up_local, up_on_ray
+    from serve.commands.cluster import pages_told, pool_of, show, up_local, up_on_ray
 
     count = replicas if local is None else str(local)
     pool = pool_of(name, config, settings, count, host, port, cpus, gpus, lease)
     with Steps(_errors) as steps:
         if local is not None:
 
-            def ready() -> None:
+            def ready(running: "list[Running]") -> None:
                 steps.close()
+                for line in pages_told(running):
+                    _errors.print(line, soft_wrap=True, highlight=False)
                 typer.echo("ready")
 
             up_local(pool, ready, steps.tell)

@@ -1,8 +1,10 @@
 """`gnnserve cluster up --local`: several servers and a front by one command, and no Ray."""
 
+import re
 import shlex
 import subprocess
 import sys
+import urllib.request
 
 import numpy as np
 import pytest
@@ -27,7 +29,7 @@ main()
 
 
 @pytest.mark.slow
-def test_the_command_of_the_page_serves_with_two_servers_and_ends_all():
+def test_the_command_of_the_page_serves_with_two_servers_and_ends_all(tmp_path):
     (said,) = texts("docs/cluster.md", "sh", "local")
     _, *arguments = shlex.split(said)
     (port,) = free_ports(1)
@@ -36,9 +38,18 @@ def test_the_command_of_the_page_serves_with_two_servers_and_ends_all():
         "--set", 'models.load=["gcn"]', "--set", "device.lanes=1",
         "--set", f"models.calibration_s={SHORT_CALIBRATION_S}",
     ]  # fmt: skip
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    told = tmp_path / "told"
+    with told.open("w") as stderr:
+        process = subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=stderr, text=True
+        )
     try:
         assert process.stdout.readline() == "ready\n"
+        pages = re.findall(r"live page at (http://\S+/)", told.read_text())
+        assert len(pages) == 2
+        for page in pages:
+            with urllib.request.urlopen(page, timeout=PATIENCE_S) as answer:
+                assert b"<html" in answer.read()
         with Client(f"127.0.0.1:{port}") as client:
             graph = {"x": np.zeros((3, 32), np.float32), "edge_index": np.array([[0, 1], [1, 2]])}
             assert client.infer("gcn", **graph).output.shape == (3, 5)
