@@ -9,6 +9,7 @@
 
 #include "csr.cuh"
 #include "gnnserve/aggregate.hpp"
+#include "gnnserve/pieces.hpp"
 #include "simt.cuh"
 
 #ifdef __CUDACC__
@@ -22,6 +23,11 @@ namespace gnnserve {
 
 constexpr int kBlockThreads = 256;
 
+template <int kValue>
+struct Constant {
+    static constexpr int value = kValue;
+};
+
 // Layout of columns: `team` lanes read `kUnits` units of kFloats floats each, so a tile has team ·
 // kUnits · kFloats columns.
 struct Tile {
@@ -34,38 +40,38 @@ struct alignas(kFloats * sizeof(float)) Unit {
     float at[kFloats];
 };
 
-// Number of a row's slots that are read before the first is used, to hide memory latency.
-constexpr int kAhead = 4;
+// Number of units that a lane reads before it uses the first, to hide memory latency.
+constexpr int kUnitsAhead = 8;
 
 // The columns of one tile in a lane's registers; columns behind the last are never stored.
 template <int kFloats, int kUnits>
 struct Columns {
     Unit<kFloats> at[kUnits] = {};
 
-    // Calls work(k, unit) for each existing unit of this lane.
-    template <typename Work>
-    __device__ static void each(const Tile& tile, Work work) {
-        const std::int64_t first = static_cast<std::int64_t>(blockIdx.y) * tile.team * kUnits +
-                                   static_cast<int>(threadIdx.x) % tile.team;
+    // Returns the k-th unit of this lane, which may be behind the last.
+    __device__ static std::int64_t unit_of(const Tile& tile, int k) {
+        return static_cast<std::int64_t>(blockIdx.y) * tile.team * kUnits +
+               static_cast<std::int64_t>(k) * tile.team + static_cast<int>(threadIdx.x) % tile.team;
+    }
+
+    // A lane without a k-th unit reads the last one. Reads without a condition are all on their way
+    // before the first is waited for.
+    __device__ void load(const Tile& tile, const float* row) {
         GNNSERVE_UNROLL(kUnits)
         for (int k = 0; k < kUnits; ++k) {
-            const std::int64_t unit = first + static_cast<std::int64_t>(k) * tile.team;
-            if (unit < tile.units) {
-                work(k, unit);
-            }
+            const std::int64_t unit = unit_of(tile, k);
+            at[k] = reinterpret_cast<const Unit<kFloats>*>(
+                row)[unit < tile.units ? unit : tile.units - 1];
         }
     }
 
-    __device__ void load(const Tile& tile, const float* row) {
-        each(tile, [&](int k, std::int64_t unit) {
-            at[k] = reinterpret_cast<const Unit<kFloats>*>(row)[unit];
-        });
-    }
-
     __device__ void store(const Tile& tile, float* row) const {
-        each(tile, [&](int k, std::int64_t unit) {
-            reinterpret_cast<Unit<kFloats>*>(row)[unit] = at[k];
-        });
+        GNNSERVE_UNROLL(kUnits)
+        for (int k = 0; k < kUnits; ++k) {
+            if (unit_of(tile, k) < tile.units) {
+                reinterpret_cast<Unit<kFloats>*>(row)[unit_of(tile, k)] = at[k];
+            }
+        }
     }
 
     // Applies combine(mine, theirs) to each column.
@@ -113,16 +119,6 @@ struct Slots {
     std::int32_t begin;
     std::int32_t end;
 };
-
-// Slots are cut into chunks of this size, wherever rows begin; a row longer than two chunks is
-// heavy. A chunk therefore has pieces of at most two heavy rows: of its first row and of its last.
-constexpr std::int32_t kChunkSlots = 1024;
-constexpr std::int32_t kHeavySlots = 2 * kChunkSlots;
-constexpr int kPieces = 2;
-
-constexpr std::int64_t chunks_of(std::int64_t slots) {
-    return (slots + kChunkSlots - 1) / kChunkSlots;
-}
 
 __device__ inline bool is_heavy(const Slots& slots) {
     return slots.end - slots.begin > kHeavySlots;
@@ -204,25 +200,47 @@ __device__ inline float reduced(float so_far, float value, bool first) {
     }
 }
 
-// Adds kCount slots from `s` on; all are read before the first is added.
+// Calls some(Constant<n>, s) for groups of at most n slots that begin at `s`, in order. A short
+// rest has a group of its own, so that a row with few neighbours reads little twice.
+template <int kAhead, typename Some>
+__device__ inline void each_group(const Slots& slots, Some some) {
+    std::int32_t s = slots.begin;
+    for (; slots.end - s > kAhead / 2; s += kAhead) {
+        some(Constant<kAhead>{}, s);
+    }
+    if (s < slots.end) {
+        some(Constant<kAhead / 2>{}, s);
+    }
+}
+
+// Returns the i-th slot of a group that begins at `s`; behind the last slot it is the last one
+// again, which is read and not used.
+__device__ inline std::int32_t slot_of_group(const Slots& slots, std::int32_t s, int i) {
+    return s + i < slots.end ? s + i : slots.end - 1;
+}
+
+// Adds at most kCount slots from `s` on; all are read before the first is added.
 template <int kCount, int kFloats, int kUnits, Reduce kReduce>
 __device__ inline void reduce_some(const Aggregation& call, const Tile& tile, std::int32_t s,
-                                   std::int32_t begin, Columns<kFloats, kUnits>& sum) {
+                                   const Slots& slots, Columns<kFloats, kUnits>& sum) {
     Columns<kFloats, kUnits> read[kCount];
     float weight[kCount];
     GNNSERVE_UNROLL(kCount)
     for (int i = 0; i < kCount; ++i) {
-        const std::int64_t source = call.graph.source[s + i];
-        weight[i] = call.weight == nullptr ? 1.0F : call.weight[s + i];
+        const std::int32_t slot = slot_of_group(slots, s, i);
+        const std::int64_t source = call.graph.source[slot];
+        weight[i] = call.weight == nullptr ? 1.0F : call.weight[slot];
         read[i].load(tile, call.x + source * call.width);
     }
     GNNSERVE_UNROLL(kCount)
     for (int i = 0; i < kCount; ++i) {
-        const bool first = s + i == begin;
+        const bool first = s + i == slots.begin;
         const float by = weight[i];
-        sum.with(read[i], [=](float so_far, float value) {
-            return reduced<kReduce>(so_far, by * value, first);
-        });
+        if (s + i < slots.end) {
+            sum.with(read[i], [=](float so_far, float value) {
+                return reduced<kReduce>(so_far, by * value, first);
+            });
+        }
     }
 }
 
@@ -230,13 +248,9 @@ template <int kFloats, int kUnits, Reduce kReduce>
 __device__ inline Columns<kFloats, kUnits> reduce_slots(const Aggregation& call, const Tile& tile,
                                                         const Slots& slots) {
     Columns<kFloats, kUnits> sum;
-    std::int32_t s = slots.begin;
-    for (; s + kAhead <= slots.end; s += kAhead) {
-        reduce_some<kAhead, kFloats, kUnits, kReduce>(call, tile, s, slots.begin, sum);
-    }
-    for (; s < slots.end; ++s) {
-        reduce_some<1, kFloats, kUnits, kReduce>(call, tile, s, slots.begin, sum);
-    }
+    each_group<kUnitsAhead / kUnits>(slots, [&](auto count, std::int32_t s) {
+        reduce_some<decltype(count)::value, kFloats, kUnits, kReduce>(call, tile, s, slots, sum);
+    });
     return sum;
 }
 
@@ -245,15 +259,15 @@ __device__ inline float mean_scale(Reduce reduce, const Slots& slots) {
     return reduce == Reduce::kMean && count > 1 ? 1.0F / static_cast<float>(count) : 1.0F;
 }
 
-// One team per row.
+// One team per row. With `pieces`, heavy rows are left to the next two kernels.
 template <int kFloats, int kUnits, Reduce kReduce>
-__global__ void aggregate_rows(Aggregation call, Tile tile) {
+__global__ void aggregate_rows(Aggregation call, Tile tile, bool pieces) {
     const std::int64_t row = thread_of_grid() / tile.team;
     if (row >= call.graph.rows) {
         return;
     }
     const Slots slots = slots_of_row(call.graph, row);
-    if (!is_heavy(slots)) {
+    if (!pieces || !is_heavy(slots)) {
         auto sum = reduce_slots<kFloats, kUnits, kReduce>(call, tile, slots);
         sum.finish(tile, call.finish, mean_scale(call.reduce, slots), row, call.width, call.out);
     }

@@ -17,19 +17,29 @@ struct Softmax {
     float sum = 0;
     Columns<kFloats, kUnits> values;
 
-    // Merges another softmax, or one slot: its score, 1 and its values.
-    __device__ void add(float their_most, float their_sum, const Columns<kFloats, kUnits>& theirs) {
-        float mine = 1;
-        float other = 1;
-        if (their_most > most) {
-            mine = expf(most - their_most);
-            most = their_most;
-        } else {
-            other = expf(their_most - most);
+    // Merges other softmaxes: each one's maximum, sum and values. `count` of them exist; for a slot
+    // these are its score, 1 and its values.
+    template <int kCount>
+    __device__ void add(int count, const float (&their_most)[kCount],
+                        const float (&their_sum)[kCount],
+                        const Columns<kFloats, kUnits> (&theirs)[kCount]) {
+        const float before = most;
+        GNNSERVE_UNROLL(kCount)
+        for (int i = 0; i < kCount; ++i) {
+            most = i < count && their_most[i] > most ? their_most[i] : most;
         }
-        sum = sum * mine + their_sum * other;
-        values.with(theirs,
-                    [=](float so_far, float value) { return so_far * mine + value * other; });
+        const float mine = most == before ? 1.0F : expf(before - most);
+        sum *= mine;
+        values.with(values, [=](float so_far, float) { return so_far * mine; });
+        GNNSERVE_UNROLL(kCount)
+        for (int i = 0; i < kCount; ++i) {
+            if (i < count) {
+                const float by = expf(their_most[i] - most);
+                sum += their_sum[i] * by;
+                values.with(theirs[i],
+                            [=](float so_far, float value) { return so_far + value * by; });
+            }
+        }
     }
 
     __device__ float scale() const { return 1.0F / (sum + kSoftmaxEpsilon); }
@@ -43,6 +53,7 @@ __device__ inline float mean_edge(const Attention& call, int team, std::int64_t 
     const std::int32_t begin = call.graph.begin[row] + 1;
     const std::int32_t end = call.graph.begin[row + 1];
     float sum = 0;
+    GNNSERVE_UNROLL(4)
     for (std::int32_t s = begin + static_cast<int>(threadIdx.x) % team; s < end; s += team) {
         sum += call.edge[call.slot_edge[s] * call.heads + head];
     }
@@ -50,16 +61,33 @@ __device__ inline float mean_edge(const Attention& call, int team, std::int64_t 
     return end > begin ? sum / static_cast<float>(end - begin) : 0.0F;
 }
 
+// A row's head, whose slots are scored.
+struct Head {
+    std::int64_t row;
+    std::int64_t head;
+    std::int32_t loop;  // the slot of the row's added loop; -1 without one
+    float loop_edge;    // the mean that stands for its edge
+
+    __device__ static Head of(const Attention& call, const Tile& tile, const Slots& slots,
+                              std::int64_t head) {
+        const bool added =
+            call.edge != nullptr && call.added_loops && slots.begin == call.graph.begin[slots.row];
+        return {slots.row, head, added ? slots.begin : -1,
+                added ? mean_edge(call, tile.team, slots.row, head) : 0.0F};
+    }
+};
+
 // Returns the score of slot `s` from node `source`, the same for all lanes of the team.
 template <Score kScore, int kFloats>
-__device__ inline float score_of(const Attention& call, const Tile& tile, std::int64_t row,
-                                 std::int32_t s, std::int64_t source, std::int64_t head) {
+__device__ inline float score_of(const Attention& call, const Tile& tile, const Head& of,
+                                 std::int32_t s, std::int64_t source) {
+    const std::int64_t row = of.row;
+    const std::int64_t head = of.head;
     if constexpr (kScore == Score::kAdditive) {
         float score = call.left[source * call.heads + head] + call.right[row * call.heads + head];
         if (call.edge != nullptr) {
-            const bool added = call.added_loops && s == call.graph.begin[row];
-            score += added ? mean_edge(call, tile.team, row, head)
-                           : call.edge[call.slot_edge[s] * call.heads + head];
+            const std::int32_t edge = call.slot_edge[s];
+            score += s == of.loop ? of.loop_edge : call.edge[edge * call.heads + head];
         }
         return leaky(score, call.scale);
     } else {
@@ -93,36 +121,38 @@ __device__ inline float score_of(const Attention& call, const Tile& tile, std::i
     }
 }
 
-// Adds kCount slots from `s` on; all are read before the first is added.
+// Adds at most kCount slots from `s` on; all are read before the first is added.
 template <int kCount, Score kScore, int kFloats, int kUnits>
-__device__ inline void attend_some(const Attention& call, const Tile& tile, std::int64_t row,
-                                   std::int32_t s, std::int64_t head,
+__device__ inline void attend_some(const Attention& call, const Tile& tile, const Slots& slots,
+                                   std::int32_t s, const Head& of,
                                    Softmax<kFloats, kUnits>& softmax) {
     Columns<kFloats, kUnits> read[kCount];
+    std::int64_t source[kCount];
     float score[kCount];
+    float one[kCount];
     GNNSERVE_UNROLL(kCount)
     for (int i = 0; i < kCount; ++i) {
-        const std::int64_t source = call.graph.source[s + i];
-        score[i] = score_of<kScore, kFloats>(call, tile, row, s + i, source, head);
-        read[i].load(tile, call.value + (source * call.heads + head) * call.channels);
+        source[i] = call.graph.source[slot_of_group(slots, s, i)];
+        read[i].load(tile, call.value + (source[i] * call.heads + of.head) * call.channels);
     }
     GNNSERVE_UNROLL(kCount)
     for (int i = 0; i < kCount; ++i) {
-        softmax.add(score[i], 1.0F, read[i]);
+        const std::int32_t slot = slot_of_group(slots, s, i);
+        score[i] = score_of<kScore, kFloats>(call, tile, of, slot, source[i]);
+        one[i] = 1;
     }
+    softmax.add(slots.end - s, score, one, read);
 }
 
 template <Score kScore, int kFloats, int kUnits>
 __device__ inline Softmax<kFloats, kUnits> attend_slots(const Attention& call, const Tile& tile,
                                                         const Slots& slots, std::int64_t head) {
     Softmax<kFloats, kUnits> softmax;
-    std::int32_t s = slots.begin;
-    for (; s + kAhead <= slots.end; s += kAhead) {
-        attend_some<kAhead, kScore>(call, tile, slots.row, s, head, softmax);
-    }
-    for (; s < slots.end; ++s) {
-        attend_some<1, kScore>(call, tile, slots.row, s, head, softmax);
-    }
+    const Head of = Head::of(call, tile, slots, head);
+    // Half of a sum's: the state of a softmax and scores that read units too need registers.
+    each_group<kUnitsAhead / 2 / kUnits>(slots, [&](auto count, std::int32_t s) {
+        attend_some<decltype(count)::value, kScore>(call, tile, slots, s, of, softmax);
+    });
     return softmax;
 }
 
@@ -160,16 +190,17 @@ __device__ inline std::int64_t row_teams(const Attention& call) {
     return call.average ? 1 : call.heads;
 }
 
-// One team per row and head, or per row when heads are averaged.
+// One team per row and head, or per row when heads are averaged. With `pieces`, heavy rows are left
+// to the next two kernels.
 template <Score kScore, int kFloats, int kUnits>
-__global__ void attend_rows(Attention call, Tile tile) {
+__global__ void attend_rows(Attention call, Tile tile, bool pieces) {
     const std::int64_t pair = thread_of_grid() / tile.team;
     const std::int64_t row = pair / row_teams(call);
     if (row >= call.graph.rows) {
         return;
     }
     const Slots slots = slots_of_row(call.graph, row);
-    if (!is_heavy(slots)) {
+    if (!pieces || !is_heavy(slots)) {
         store_row<kFloats, kUnits>(call, tile, row, pair % row_teams(call), [&](std::int64_t head) {
             return attend_slots<kScore, kFloats, kUnits>(call, tile, slots, head);
         });
@@ -219,9 +250,9 @@ __global__ void attend_heavy(Attention call, Tile tile, std::int64_t chunks, Pie
             Softmax<kFloats, kUnits> softmax;
             each_piece(slots, [&](std::int64_t piece, bool) {
                 const std::int64_t at = piece * call.heads + head;
-                Columns<kFloats, kUnits> values;
-                values.load(tile, kept.values + at * call.channels);
-                softmax.add(kept.sums[2 * at], kept.sums[2 * at + 1], values);
+                Columns<kFloats, kUnits> values[1];
+                values[0].load(tile, kept.values + at * call.channels);
+                softmax.add(1, {kept.sums[2 * at]}, {kept.sums[2 * at + 1]}, values);
             });
             return softmax;
         });

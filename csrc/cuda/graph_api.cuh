@@ -38,11 +38,6 @@ inline Layout layout_for(std::int64_t columns, std::uint64_t addresses) {
 
 inline std::uint64_t bits(const void* pointer) { return reinterpret_cast<std::uint64_t>(pointer); }
 
-template <int kValue>
-struct Constant {
-    static constexpr int value = kValue;
-};
-
 // Calls work(floats, units) with the layout's values as compile-time constants.
 template <typename Work>
 int with_layout(const Layout& layout, Work work) {
@@ -64,9 +59,10 @@ int run_aggregate(const Aggregation& call, std::int64_t slots, float* partial, v
         const auto grid = [&](std::int64_t teams) {
             return dim3(blocks_for(teams * tile.team), layout.tiles);
         };
+        const bool in_pieces = slots > kSlotsWithoutPieces;
         int error = launch(&aggregate_rows<kFloats, kUnits, kReduce>, grid(call.graph.rows),
-                           kBlockThreads, stream, call, tile);
-        if (error != kSuccess || slots <= kHeavySlots) {
+                           kBlockThreads, stream, call, tile, in_pieces);
+        if (error != kSuccess || !in_pieces) {
             return error;
         }
         const std::int64_t chunks = chunks_of(slots);
@@ -94,9 +90,10 @@ int run_attend(const Attention& call, std::int64_t slots, float* partial, void* 
             return dim3(blocks_for(teams * tile.team), layout.tiles);
         };
         const std::int64_t row_teams = call.average ? 1 : call.heads;
+        const bool in_pieces = slots > kSlotsWithoutPieces;
         int error = launch(&attend_rows<kScore, kFloats, kUnits>, grid(call.graph.rows * row_teams),
-                           kBlockThreads, stream, call, tile);
-        if (error != kSuccess || slots <= kHeavySlots) {
+                           kBlockThreads, stream, call, tile, in_pieces);
+        if (error != kSuccess || !in_pieces) {
             return error;
         }
         const std::int64_t chunks = chunks_of(slots);

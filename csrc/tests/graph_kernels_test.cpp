@@ -137,7 +137,7 @@ void test_csr() {
 // Every slot of a heavy row is in exactly one of its pieces, slots of other rows are in none, and
 // the row is combined from just these pieces.
 void test_pieces() {
-    for (const std::int64_t slots : {1023, 1024, 2048, 2049, 3000, 5120, 9000}) {
+    for (const std::int64_t slots : {255, 256, 512, 513, 1000, 1280, 9000}) {
         Edges edges = random_edges(50, 100, slots);
         for (std::int64_t e = 0; e < 2 * slots; ++e) {
             edges.source.push_back(3);
@@ -286,8 +286,11 @@ int main() {
     for (const std::int64_t width : {1, 2, 4, 7, 16, 50, 64, 100, 128, 200, 260, 300}) {
         test_aggregate(light, width);
     }
+    // Long rows of a small graph are not cut into pieces.
+    const Edges small = random_edges(20, 30, 900);
     for (const std::int64_t width : {1, 7, 16, 100, 300}) {
         test_aggregate(heavy, width);
+        test_aggregate(small, width);
     }
     for (const Score score : {Score::kAdditive, Score::kDynamic, Score::kDot}) {
         for (const bool average : {false, true}) {
@@ -296,6 +299,7 @@ int main() {
                 test_attend(light, score, heads, channels, average);
             }
             test_attend(heavy, score, 2, 12, average);
+            test_attend(small, score, 2, 12, average);
         }
     }
     test_head_dots();

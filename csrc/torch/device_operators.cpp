@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "gnnserve/aggregate.hpp"
+#include "gnnserve/pieces.hpp"
 #include "operator_arguments.hpp"
 #include "operators.hpp"
 #include "stable_abi.hpp"
@@ -33,9 +34,6 @@ using torch_abi::Value;
 using Index = std::int64_t;
 using Ints = std::int32_t*;
 using Floats = const float*;
-
-// See csrc/cuda/aggregate.cuh.
-constexpr Index kChunkSlots = 1024, kPieces = 2;
 
 // The functions of the library.
 struct Functions {

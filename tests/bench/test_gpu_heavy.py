@@ -19,7 +19,7 @@ from tests.gpu import heavy, unions
 from tests.gpu.heavy import Sorted, same_twice
 
 #: More than so many neighbours, and a row is reduced in pieces.
-HEAVY = 2048
+HEAVY = 512
 
 
 def failed(result, tmp_path):
