@@ -1,13 +1,14 @@
 """Check that an executor answers as PyG does, on odd graphs, before it may serve."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 
 from serve.interface import Interface
 from serve.lane.measure.probe_graphs import Shape, declared_graph, probe_graph
 from serve.lane.measure.probe_signature import probe_inputs
-from serve.lane.measure.tracing import trace
+from serve.lane.measure.where_measured import Site
 from serve.lane.models.loader import LoadedModel
 from serve.models.model_signature import Signature
 from serve.models.repository import ModelSpec
@@ -53,8 +54,11 @@ def disagreement(
     return ""
 
 
-def takes_narrow_edges(loaded: LoadedModel, signature: Signature) -> bool:
-    """Return True when int32 edges give the same answers as int64 ones and take no more memory."""
+def takes_narrow_edges(loaded: LoadedModel, signature: Signature, site: Site) -> bool:
+    """Return True when int32 edges give the same answers as int64 ones and take no more memory.
+
+    `site` is where the model runs.
+    """
     try:
         for _, inputs in _graphs(loaded.spec, signature):
             if not torch.equal(loaded.run(_narrow(inputs)), loaded.run(inputs)):
@@ -62,8 +66,8 @@ def takes_narrow_edges(loaded: LoadedModel, signature: Signature) -> bool:
         size = 60, 3000
         wide = probe_graph(*size, Shape.PLAIN, loaded.spec.inputs, signature)
         peaks = [
-            trace(lambda inputs=inputs: loaded.run(inputs), loaded.module, *size).peak_bytes  # type: ignore[misc]
-            for inputs in (_narrow(wide), wide)
+            site.trace(partial(loaded.run, inputs), loaded.module, *size).peak_bytes
+            for inputs in (site.place(_narrow(wide)), site.place(wide))
         ]
     except Exception:
         return False

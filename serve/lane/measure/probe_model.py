@@ -12,7 +12,7 @@ from serve.lane.executors.choose import ExecutorOptions, choose
 from serve.lane.measure.allocator import Allocator, limited_by
 from serve.lane.measure.calibrate import calibrate
 from serve.lane.measure.probe_signature import probe_signature
-from serve.lane.measure.where_measured import Processor, Site
+from serve.lane.measure.where_measured import Site
 from serve.lane.models.loader import LoadedModel
 from serve.lane.place import Place
 from serve.lane.shared_state import SharedState
@@ -53,8 +53,8 @@ def probe_model(message: ProbeModel, place: Place, tell: Callable[[FromLane], No
     chosen = choose(model, signature, options)
     allocator = _allocator(place, message.max_bytes)
     warm_up(chosen.loaded, signature, allocator.limited)
-    if chosen.loaded.executor == "csr" and isinstance(site, Processor):
-        narrow = takes_narrow_edges(chosen.loaded, signature)
+    if chosen.loaded.executor == "csr":
+        narrow = takes_narrow_edges(chosen.loaded, signature, site)
         signature = msgspec.structs.replace(signature, narrow_edges=narrow)
     found = calibrate(
         chosen.loaded,

@@ -177,4 +177,4 @@ def by_widening(x, edge_index):
 )
 def test_edges_stay_narrow_only_where_nothing_widens_them(agree, make, narrow):
     _, fast, signature = agree(make)
-    assert takes_narrow_edges(fast, signature) == narrow
+    assert takes_narrow_edges(fast, signature, Processor()) == narrow
