@@ -3,7 +3,7 @@
 // every run.
 //
 // The host never learns the number of slots, which would cost a wait. Slots behind the last row's,
-// one for each dropped loop, have source 0 and edge -1 and belong to no row.
+// one for each dropped pair, have source 0 and edge -1 and belong to no row.
 #pragma once
 
 #include <cstdint>
@@ -27,6 +27,10 @@ struct CsrBuild {
     __device__ std::int64_t source_of(std::int64_t e) const { return at(source, e); }
     __device__ std::int64_t target_of(std::int64_t e) const { return at(target, e); }
 
+    __device__ bool is_none(std::int64_t e) const {
+        return source_of(e) == kNoEdge && target_of(e) == kNoEdge;
+    }
+
     __device__ std::int64_t at(const void* from, std::int64_t e) const {
         return is_int32 ? static_cast<const std::int32_t*>(from)[e]
                         : static_cast<const std::int64_t*>(from)[e];
@@ -37,9 +41,9 @@ __device__ inline std::int64_t thread_of_grid() {
     return static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
 }
 
-// Thread e writes the sort key of edge e. Dropped loops sort behind all rows. An edge to a node
-// that does not exist makes the device unusable for the process, as in torch's own kernels.
-// Requests are checked before, so only a model itself can make such an edge.
+// Thread e writes the sort key of edge e. Dropped loops and what is no edge sort behind all rows.
+// An edge to a node that does not exist makes the device unusable for the process, as in torch's
+// own kernels. Requests are checked before, so only a model itself can make such an edge.
 __global__ void csr_keys(CsrBuild build, std::uint32_t* key, std::uint32_t* value) {
     const std::int64_t e = thread_of_grid();
     if (e >= build.edges) {
@@ -48,10 +52,12 @@ __global__ void csr_keys(CsrBuild build, std::uint32_t* key, std::uint32_t* valu
     const auto from = static_cast<std::uint64_t>(build.source_of(e));
     const auto to = static_cast<std::uint64_t>(build.target_of(e));
     const auto rows = static_cast<std::uint64_t>(build.rows);
-    if (from >= rows || to >= rows) {
+    const bool none = build.is_none(e);
+    if (!none && (from >= rows || to >= rows)) {
         __trap();
     }
-    key[e] = static_cast<std::uint32_t>(build.replace_loops && from == to ? rows : to);
+    const bool dropped = none || (build.replace_loops && from == to);
+    key[e] = static_cast<std::uint32_t>(dropped ? rows : to);
     value[e] = static_cast<std::uint32_t>(e);
 }
 
@@ -89,8 +95,8 @@ __global__ void csr_rows(CsrBuild build, const std::uint32_t* key) {
     }
 }
 
-// Thread p writes the slot of the p-th edge in sorted order. A dropped loop gets a slot of no row,
-// and the added loop records the last loop that it replaces.
+// Thread p writes the slot of the p-th edge in sorted order. What was dropped gets a slot of no
+// row, and the added loop records the last loop that it replaces.
 __global__ void csr_slots(CsrBuild build, const std::uint32_t* key, const std::uint32_t* value) {
     const std::int64_t p = thread_of_grid();
     if (p >= build.edges) {
@@ -105,7 +111,7 @@ __global__ void csr_slots(CsrBuild build, const std::uint32_t* key, const std::u
         return;
     }
     build.slot_edge[slot] = dropped ? -1 : static_cast<std::int32_t>(e);
-    if (dropped) {
+    if (dropped && !build.is_none(e)) {
         atomicMax(build.slot_edge + build.begin[build.target_of(e)], static_cast<std::int32_t>(e));
     }
 }

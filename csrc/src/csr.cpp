@@ -15,11 +15,16 @@ std::int64_t build_csr(const Index* source, const Index* target, std::int64_t ed
     std::fill_n(begin, rows + 1, 0);
     const auto last = static_cast<std::uint64_t>(rows);
     std::int64_t dropped = 0;
+    std::int64_t none = 0;
     for (std::int64_t e = 0; e < edges; ++e) {
         const auto from = static_cast<std::uint64_t>(source[e]);
         const auto to = static_cast<std::uint64_t>(target[e]);
         if (from >= last || to >= last) {
-            return kOutside;
+            if (source[e] != kNoEdge || target[e] != kNoEdge) {
+                return kOutside;
+            }
+            ++none;
+            continue;
         }
         const bool drop = replace && from == to;
         dropped += drop;
@@ -43,7 +48,7 @@ std::int64_t build_csr(const Index* source, const Index* target, std::int64_t ed
         }
     }
     for (std::int64_t e = 0; e < edges; ++e) {
-        if (replace && source[e] == target[e]) {
+        if (target[e] == kNoEdge || (replace && source[e] == target[e])) {
             continue;
         }
         const std::int32_t slot = begin[static_cast<std::int64_t>(target[e]) + 1]++;
@@ -53,11 +58,11 @@ std::int64_t build_csr(const Index* source, const Index* target, std::int64_t ed
         }
     }
     for (std::int64_t e = 0; dropped > 0 && slot_edge != nullptr && e < edges; ++e) {
-        if (source[e] == target[e]) {
+        if (source[e] == target[e] && target[e] != kNoEdge) {
             slot_edge[begin[target[e]]] = static_cast<std::int32_t>(e);
         }
     }
-    return edges - dropped + (replace ? rows : 0);
+    return edges - none - dropped + (replace ? rows : 0);
 }
 
 template std::int64_t build_csr(const std::int32_t*, const std::int32_t*, std::int64_t,

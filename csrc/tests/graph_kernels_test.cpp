@@ -37,6 +37,16 @@ struct Edges {
     std::int64_t count() const { return static_cast<std::int64_t>(source.size()); }
 };
 
+// Puts what is no edge before, between and behind the edges.
+Edges with_none(const Edges& edges) {
+    Edges found{edges.rows, {-1, -1}, {-1, -1}};
+    for (std::size_t e = 0; e < edges.source.size(); ++e) {
+        found.source.insert(found.source.end(), {edges.source[e], -1});
+        found.target.insert(found.target.end(), {edges.target[e], -1});
+    }
+    return found;
+}
+
 // Returns uniform edges, a fifth of them loops, and `into_first` more that end in node 0.
 Edges random_edges(std::int64_t rows, std::int64_t count, std::int64_t into_first = 0) {
     Edges edges{rows, {}, {}};
@@ -94,8 +104,10 @@ bool close(const Floats& found, const Floats& expected) {
 
 void test_csr() {
     for (const bool loops : {false, true}) {
-        for (const auto& edges : {random_edges(1, 0), random_edges(1, 6), random_edges(40, 0),
-                                  random_edges(70, 300), random_edges(30, 40, 5000)}) {
+        for (const auto& edges :
+             {random_edges(1, 0), random_edges(1, 6), random_edges(40, 0), random_edges(70, 300),
+              random_edges(30, 40, 5000), with_none(random_edges(1, 6)),
+              with_none(random_edges(70, 300)), with_none(random_edges(9, 0))}) {
             const Graph graph(edges, loops);
             Ints begin(graph.begin.size());
             Ints source(graph.source.size());
@@ -130,6 +142,21 @@ void test_csr() {
                 gnnserve::normalise(graph.csr(), weight, wanted.data(), scratch.data());
                 CHECK(close(found, wanted));
             }
+        }
+    }
+}
+
+// What is no edge changes nothing but the numbers of the edges.
+void test_no_edges() {
+    for (const bool loops : {false, true}) {
+        const Edges edges = random_edges(40, 200);
+        const Graph with(with_none(edges), loops);
+        const Graph without(edges, loops);
+        CHECK(with.begin == without.begin && with.slots == without.slots);
+        for (std::int64_t s = 0; s < with.slots; ++s) {
+            const auto i = static_cast<std::size_t>(s);
+            CHECK(with.source[i] == without.source[i]);
+            CHECK(with.edge[i] == (without.edge[i] < 0 ? -1 : 2 * without.edge[i] + 2));
         }
     }
 }
@@ -279,6 +306,7 @@ void test_head_dots() {
 
 int main() {
     test_csr();
+    test_no_edges();
     test_pieces();
     test_chunks_behind_the_last_slot();
     const Edges light = random_edges(60, 400);

@@ -208,6 +208,8 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     load_ns: int = 0
     #: Share of the time of timing in which others had the core.
     busy_share: float = 0.0
+    #: A captured run may serve all graphs that are no larger than its own.
+    replay_any_size: bool = False
 
     def rough(self) -> "Calibration":
         """Return what is promised after a short calibration: times that rarely are too low.

@@ -48,8 +48,9 @@ class LoadModel(Message, frozen=True, tag=True, array_like=True):
     package_bytes: int = 0
     #: The key without the executor; models with equal content share their weights.
     content: str = ""
-    #: See ``Calibration.replay_most``.
+    #: See ``Calibration.replay_most`` and ``Calibration.replay_any_size``.
     replay_most: int = 0
+    replay_any_size: bool = False
 
 
 class UnloadModel(Message, frozen=True, tag=True, array_like=True):

@@ -28,6 +28,16 @@ class HeldModel:
     signature: Signature
 
 
+@dataclass(frozen=True, slots=True)
+class Replaying:
+    """What replaying captured runs of a model gains."""
+
+    #: See ``Calibration.replay_most``; 0 when it never gains.
+    most: int = 0
+    #: See ``Calibration.replay_any_size``.
+    any_size: bool = False
+
+
 class Place(Protocol):
     """A place that runs tasks, keeps models and measures new ones.
 
@@ -82,6 +92,8 @@ class Place(Protocol):
         """Prepare for a run that needs that much memory."""
         ...
 
-    def replay_most(self, model: LoadedModel, signature: Signature, site: Site) -> int:
-        """Return ``Calibration.replay_most`` of the model; 0 when replaying never gains."""
+    def replaying(
+        self, model: LoadedModel, signature: Signature, site: Site, trial: LoadedModel | None
+    ) -> Replaying:
+        """Measure what replaying captured runs gains. `trial` is used up: see ``load_to_try``."""
         ...

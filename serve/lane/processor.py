@@ -28,7 +28,7 @@ from serve.lane.measure.where_measured import Processor, Site
 from serve.lane.memory_bound import MemoryBound
 from serve.lane.models.loader import LoadedModel, load_model
 from serve.lane.nonfinite import nonfinite_counts, refused
-from serve.lane.place import HeldModel
+from serve.lane.place import HeldModel, Replaying
 from serve.lane.process import enter, leave, short_of_descriptors
 from serve.lane.process_heap import ProcessHeap
 from serve.lane.task import PoolTensors, failed, run_model, stopped, wanted_of
@@ -184,9 +184,11 @@ class ProcessorPlace:
     def load_to_try(self, spec: ModelSpec) -> None:
         """See ``Place``; a bad index is only an error here."""
 
-    def replay_most(self, model: LoadedModel, signature: Signature, site: Site) -> int:
+    def replaying(
+        self, model: LoadedModel, signature: Signature, site: Site, trial: LoadedModel | None
+    ) -> Replaying:
         """See ``Place``; a processor launches nothing that could be replayed."""
-        return 0
+        return Replaying()
 
 
 def _copy(output: torch.Tensor, place: torch.Tensor) -> object:

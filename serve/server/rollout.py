@@ -236,7 +236,7 @@ class ModelRollout:
         content = f"{spec.key}@{digest[:12]}"
         message = LoadModel(
             f"{content} {executor}", spec, signature, executor, content=content,
-            replay_most=calibration.replay_most,
+            replay_most=calibration.replay_most, replay_any_size=calibration.replay_any_size,
         )  # fmt: skip
         if executor in PACKAGED:
             message = msgspec.structs.replace(

@@ -21,6 +21,9 @@ enum class Loops : std::uint8_t {
 // Result of build_csr when an edge names a node that does not exist.
 inline constexpr std::int64_t kOutside = -1;
 
+// Both ends of a pair that is no edge and is left out: runs of a fixed size fill up with these.
+inline constexpr std::int32_t kNoEdge = -1;
+
 // Sorts `edges` pairs (source[e], target[e]) by target; edges of one target keep their order, and
 // an added loop precedes them. Writes begin [rows + 1], the source of every slot and, unless null,
 // slot_edge: the position of the slot's edge in the list. For an added loop that is the last loop

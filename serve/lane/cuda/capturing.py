@@ -13,9 +13,10 @@ from functools import partial
 import torch
 
 from serve.lane.cuda.arena import LaneMemory
+from serve.lane.cuda.buckets import bucket, fill
 from serve.lane.cuda.placed_model import PlacedModel
 from serve.lane.cuda.queues import Queue
-from serve.lane.cuda.replays import FixedRun, NoRoom
+from serve.lane.cuda.replays import FixedRun, NoRoom, RunInput
 from serve.lane.measure.probe_graphs import Shape, probe_graph
 from serve.lane.measure.where_measured import Site
 from serve.lane.models.loader import LoadedModel
@@ -41,7 +42,7 @@ class Recorder:
     def capture(
         self,
         model: LoadedModel,
-        inputs: Iterable[tuple[str, str, tuple[int, ...]]],
+        inputs: Iterable[RunInput],
         *,
         urgent: bool = False,
     ) -> FixedRun:
@@ -76,14 +77,13 @@ class Recorder:
                     raise ValueError("the model keeps tensors of a run")
         return FixedRun(places, captured)
 
-    def replay(
-        self, run: FixedRun, inputs: Mapping[str, torch.Tensor], *, urgent: bool = False
-    ) -> torch.Tensor:
-        """Return the answer to `inputs`, both on the host; for measuring."""
-        with self._queue.running(urgent=urgent):
-            self._queue.fill(run.inputs, inputs)
+    def replay(self, run: FixedRun, inputs: Mapping[str, torch.Tensor], rows: int) -> torch.Tensor:
+        """Return the first `rows` of the answer to `inputs`, both on the host; for measuring."""
+        with self._queue.running():
+            counts = inputs["x"].shape[0], inputs["edge_index"].shape[1]
+            fill(self._queue, run.inputs, [inputs], [counts])
             run.captured.launch()
-            output = run.captured.output
+            output = run.captured.output[:rows]
             place = self._queue.landing(output)
             if output.numel():
                 self._queue.download(output, place)
@@ -91,11 +91,19 @@ class Recorder:
         return place
 
 
-def replay_most(model: PlacedModel, signature: Signature, recorder: Recorder, site: Site) -> int:
+def replay_most(
+    model: PlacedModel,
+    signature: Signature,
+    recorder: Recorder,
+    site: Site,
+    *,
+    any_size: bool = False,
+) -> int:
     """Return the sum of nodes and edges up to which replaying saves 5 % or more of launching.
 
-    A race over rising sizes decides. Returns 0 when even the smallest gains nothing, or when runs
-    cannot be captured or give other answers.
+    A race over rising sizes decides; with `any_size`, it is run with the most room to spare.
+    Returns 0 when even the smallest gains nothing, or when runs cannot be captured or give other
+    answers.
     """
     most = 0
     for size in _SIZES:
@@ -104,13 +112,17 @@ def replay_most(model: PlacedModel, signature: Signature, recorder: Recorder, si
             (name, str(value.dtype).removeprefix("torch."), tuple(value.shape))
             for name, value in inputs.items()
         ]
+        if any_size:
+            shapes = list(bucket(shapes, (size[0] + 1, size[1] + 1)))
         try:
             run = recorder.capture(model, shapes)
         except Exception as error:
             _log.info("model %s: runs are not captured: %s", model.spec.key, error)
             return most
         try:
-            expected, found = model.run(inputs), recorder.replay(run, inputs)
+            expected = model.run(inputs)
+            rows = len(expected)
+            found = recorder.replay(run, inputs, rows)
             scale = float(expected.abs().max()) if expected.numel() else 0.0
             if not torch.allclose(found, expected, rtol=_TOLERANCE, atol=_TOLERANCE * scale):
                 _log.warning("model %s: captured runs give other answers", model.spec.key)
@@ -118,7 +130,9 @@ def replay_most(model: PlacedModel, signature: Signature, recorder: Recorder, si
             times = {"launched": [0] * _ROUNDS, "replayed": [0] * _ROUNDS}
             for number in range(_ROUNDS):
                 times["launched"][number] = site.time_ns(partial(model.run, inputs))
-                times["replayed"][number] = site.time_ns(partial(recorder.replay, run, inputs))
+                times["replayed"][number] = site.time_ns(
+                    partial(recorder.replay, run, inputs, rows)
+                )
         finally:
             run.captured.forget()
         share = min(times["replayed"]) / max(1, min(times["launched"]))

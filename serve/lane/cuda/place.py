@@ -7,7 +7,9 @@ each lane would also cost a context and a copy of the weights.
 import gc
 import logging
 import mmap
+from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 
 import msgspec
 import torch
@@ -33,10 +35,12 @@ from serve.lane.cuda.device import CudaDevice
 from serve.lane.cuda.placed_model import ArenaSite, PlacedModel, load_on
 from serve.lane.cuda.recurring_runs import RecurringRuns
 from serve.lane.error_text import told
+from serve.lane.executors import with_executor
+from serve.lane.executors.check import takes_spare_room
 from serve.lane.measure.where_measured import Processor, Site
 from serve.lane.models.loader import LoadedModel, load_model
 from serve.lane.nonfinite import nonfinite_counts, refused
-from serve.lane.place import HeldModel
+from serve.lane.place import HeldModel, Replaying
 from serve.lane.process import leave
 from serve.lane.task import PoolTensors, failed, run_model, stopped, wanted_of
 from serve.lane.warm_up import warm_up
@@ -136,7 +140,10 @@ class CudaPlace:
             # Told by the inputs here: reading those on the device would wait for it.
             wanted = wanted_of(task, graphs, model)
             if self._recurring is not None:
-                done = self._recurring.replayed(task, graphs, wanted.shapes, urgent=urgent)
+                begin_gather = partial(self._begin_gather, until_end)
+                done = self._recurring.replayed(
+                    task, graphs, wanted.shapes, begin_gather, urgent=urgent
+                )
                 if done is not None:
                     return done
             with self._queue.running(urgent=urgent):
@@ -169,6 +176,11 @@ class CudaPlace:
             return {}
         refs = {"ids": gather.ids, "at": gather.at, "new": gather.new}
         return {name: self._tensors.of(ref) for name, ref in refs.items()}
+
+    def _begin_gather(self, until_end: ExitStack, gather: GatherRef) -> Callable[[], torch.Tensor]:
+        """See ``recurring_runs.BeginGather``."""
+        placed = self._queue.upload(self._gather_inputs(gather))
+        return partial(self._gathered, gather, placed, until_end)
 
     def _gathered(
         self, gather: GatherRef, placed: dict[str, torch.Tensor], until_end: ExitStack
@@ -228,7 +240,9 @@ class CudaPlace:
             raise
         self._models[message.key] = model
         if self._recurring is not None:
-            self._recurring.expect(message.key, message.replay_most)
+            self._recurring.expect(
+                message.key, message.replay_most, any_size=message.replay_any_size
+            )
         self._tell_memory(f"model {message.key}: loaded")
         return model
 
@@ -286,13 +300,20 @@ class CudaPlace:
             most_bytes = min(most_bytes, self.meter.most_bytes() // 2)
         return msgspec.structs.replace(message, package="", max_bytes=most_bytes)
 
-    def replay_most(self, model: LoadedModel, signature: Signature, site: Site) -> int:
+    def replaying(
+        self, model: LoadedModel, signature: Signature, site: Site, trial: LoadedModel | None
+    ) -> Replaying:
         """See ``Place``."""
         if self._recurring is None or not isinstance(model, PlacedModel):
-            return 0
+            return Replaying()
         if model.declared is not None:
-            return 0  # only runs of the short form are captured
-        return replay_most(model, signature, self._recurring.recorder, site)
+            return Replaying()  # only runs of the short form are captured
+        any_size = False
+        if trial is not None and model.executor == "csr":
+            any_size = takes_spare_room(with_executor(trial, "csr"), signature)
+        recorder = self._recurring.recorder
+        most = replay_most(model, signature, recorder, site, any_size=any_size)
+        return Replaying(most, any_size)
 
     def load_to_try(self, spec: ModelSpec) -> LoadedModel:
         """Load the model on the processor; on a device a bad index ends the process."""

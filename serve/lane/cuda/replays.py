@@ -1,9 +1,9 @@
 """Cache of a lane's runs that were captured as CUDA graphs.
 
-A capture fixes shapes and addresses, so it serves runs of exactly one shape. A shape that recurs is
-captured while the lane is idle; the least recently used one makes room for another. Runs that
-cannot be captured (they wait for the device, or keep tensors of a run) are launched as usual, and
-not tried again.
+A capture fixes shapes and addresses, so it serves runs of exactly one shape, or of a bucket's
+(``buckets``). A shape that recurs is captured while the lane is idle; the least recently used one
+makes room for another. Runs that cannot be captured (they wait for the device, or keep tensors of a
+run) are launched as usual, and not tried again.
 """
 
 import logging
@@ -16,10 +16,14 @@ import torch
 
 _log = logging.getLogger(__name__)
 
-#: Runs of a shape before its capture, and the factor on it for a lane that is never idle.
-_AFTER, _BUSY_FACTOR = 8, 4
+#: Runs of a shape before its capture, those of a bucket, and the factor on them for a lane that is
+#: never idle.
+_AFTER, _AFTER_BUCKET, _BUSY_FACTOR = 8, 1, 4
 #: Upper bounds of captured runs and of counted shapes.
-_MOST, _MOST_COUNTED = 32, 1024
+_MOST, _MOST_COUNTED = 256, 1024
+
+#: Name, numpy dtype name and shape of an input.
+RunInput = tuple[str, str, tuple[int, ...]]
 
 
 class NoRoom(Exception):
@@ -32,10 +36,11 @@ class RunShape:
 
     #: The model's key, as lanes know it.
     key: str
-    #: Name, numpy dtype name and shape of each input.
-    inputs: tuple[tuple[str, str, tuple[int, ...]], ...]
+    inputs: tuple[RunInput, ...]
     #: Which of the lane's streams: a capture keeps its priority.
     urgent: bool = False
+    #: The sizes are a bucket's, which smaller graphs use too.
+    is_bucket: bool = False
 
 
 class Captured(Protocol):
@@ -84,7 +89,7 @@ class Replays:
             return found
         asked = self._asked.pop(shape, 0)
         self._asked[shape] = asked if asked is None else asked + 1
-        if asked is not None and asked + 1 >= self._after:
+        if asked is not None and asked + 1 >= self._wanted(shape):
             self._due = shape
         if len(self._asked) > _MOST_COUNTED:
             self._asked.popitem(last=False)
@@ -96,7 +101,7 @@ class Replays:
         asked = None if shape is None else self._asked.get(shape)
         if shape is None or asked is None:
             self._due = None
-        elif idle or asked >= _BUSY_FACTOR * self._after:
+        elif idle or asked >= _BUSY_FACTOR * self._wanted(shape):
             self._due = None
             self._try(shape)
 
@@ -118,6 +123,10 @@ class Replays:
     def __len__(self) -> int:
         """Return the number of captured runs."""
         return len(self._runs)
+
+    def _wanted(self, shape: RunShape) -> int:
+        """Return the number of runs of that shape before its capture."""
+        return _AFTER_BUCKET if shape.is_bucket else self._after
 
     def _try(self, shape: RunShape) -> None:
         while len(self._runs) >= self._most:

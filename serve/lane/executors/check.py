@@ -1,11 +1,14 @@
 """Check that an executor answers as PyG does, on odd graphs, before it may serve."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Collection, Iterator
 from functools import partial
 
 import torch
 
+from serve.inputs import INPUTS
 from serve.interface import Interface
+from serve.lane.executors import kernels
 from serve.lane.measure.probe_graphs import Shape, declared_graph, probe_graph
 from serve.lane.measure.probe_signature import probe_inputs
 from serve.lane.measure.where_measured import Site
@@ -15,6 +18,8 @@ from serve.models.repository import ModelSpec
 
 #: Upper bound of the difference, relative to the largest value of the answer.
 TOLERANCE = 1e-4
+#: Nodes and pairs behind a graph's last ones.
+_SPARE_NODES, _SPARE_EDGES = 7, 19
 
 Inputs = dict[str, torch.Tensor]
 
@@ -72,6 +77,50 @@ def takes_narrow_edges(loaded: LoadedModel, signature: Signature, site: Site) ->
     except Exception:
         return False
     return peaks[0] <= peaks[1]
+
+
+def takes_spare_room(loaded: LoadedModel, signature: Signature) -> bool:
+    """Return True when nodes and pairs behind a graph's last ones change none of its answers.
+
+    Spare nodes have features that are no numbers; spare pairs are no edges (``kernels.NO_EDGE``).
+    `loaded` runs by `csr` on the processor, where a node that does not exist is only an error, with
+    the operators that GPUs have.
+    """
+    spec = loaded.spec
+    if signature.rows != "node" or spec.interface is not None or "batch" in spec.inputs:
+        return False
+    compared = False
+    with kernels.as_on_devices():
+        for _, inputs in _graphs(spec, signature):
+            try:
+                expected = loaded.run(inputs)
+            except Exception:
+                continue
+            try:
+                found = loaded.run(_with_spare_room(inputs, spec.inputs))
+            except Exception:
+                return False
+            nodes = len(expected)
+            error_bound = TOLERANCE * float(expected.abs().max()) if nodes else 0.0
+            if len(found) != nodes + _SPARE_NODES or not torch.allclose(
+                found[:nodes], expected, rtol=0, atol=error_bound, equal_nan=True
+            ):
+                return False
+            compared = True
+    return compared
+
+
+def _with_spare_room(inputs: Inputs, names: Collection[str]) -> Inputs:
+    """Return the inputs of these names with nodes and pairs more."""
+    found = {}
+    for name in inputs.keys() & set(names):
+        value, (per, axis) = inputs[name], INPUTS[name].per
+        shape = list(value.shape)
+        shape[axis] = _SPARE_NODES if per == "N" else _SPARE_EDGES
+        spare = kernels.NO_EDGE if name == "edge_index" else math.nan
+        more = torch.full(shape, spare, dtype=value.dtype)
+        found[name] = torch.cat([value, more], dim=axis)
+    return found
 
 
 def _narrow(inputs: Inputs) -> Inputs:

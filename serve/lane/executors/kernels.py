@@ -7,7 +7,8 @@ processor they run on one thread; a process that uses a GPU adds it
 (``serve.lane.cuda.graph_kernels``).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal, cast
 
 import torch
@@ -18,6 +19,9 @@ from serve import native
 Reduction = Literal["sum", "mean", "max", "min"]
 Score = Literal["additive", "dynamic", "dot"]
 Gate = Literal["none", "relu", "sigmoid"]
+#: Both ends of a pair in `edge_index` that is no edge: a captured run of a fixed size fills up with
+#: these. See csrc/include/gnnserve/csr.hpp.
+NO_EDGE = -1
 #: Reductions with gradients.
 DIFFERENTIABLE: tuple[Reduction, ...] = ("sum", "mean")
 _REDUCE: dict[str, int] = {"sum": 0, "mean": 1, "max": 2, "min": 3}
@@ -34,8 +38,9 @@ class Csr:
         """Sort `edge_index`, int64 or int32 [2, E] with contiguous rows.
 
         With `replace_loops`, one loop for each node replaces the loops in it; with `edges`, slots
-        record their edges. Raises IndexError for an edge to a node outside [0, rows); on a GPU
-        such an edge ends the process, as with torch's own indexing.
+        record their edges. Pairs of ``NO_EDGE`` are left out. Raises IndexError for an edge to a
+        node outside [0, rows); on a GPU such an edge ends the process, as with torch's own
+        indexing.
         """
         #: int32 [rows + 1 + room (+ room)]: the begin of each node's slots, the source of each slot
         #: and, with `edges`, its edge. `room` is the upper bound of slots, as if no loop were
@@ -305,6 +310,17 @@ UNAVAILABLE = _define()
 devices = {"cpu"}
 #: Types of devices that have `combine` too.
 combining = {"cpu"}
+
+
+@contextmanager
+def as_on_devices() -> Iterator[None]:
+    """Have layers use only operators that GPUs have too, while open."""
+    had = set(combining)
+    combining.clear()
+    try:
+        yield
+    finally:
+        combining.update(had)
 
 
 if not UNAVAILABLE:

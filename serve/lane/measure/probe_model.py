@@ -67,8 +67,10 @@ def probe_model(message: ProbeModel, place: Place, tell: Callable[[FromLane], No
         site=site,
         trial=trial,
     )
-    most = place.replay_most(chosen.loaded, signature, site)
-    found = msgspec.structs.replace(found, replay_most=most, load_ns=load_ns)
+    replaying = place.replaying(chosen.loaded, signature, site, trial)
+    found = msgspec.structs.replace(
+        found, replay_most=replaying.most, replay_any_size=replaying.any_size, load_ns=load_ns
+    )
     return ModelProbed(signature, msgspec.msgpack.encode(found))
 
 

@@ -12,6 +12,7 @@ from serve.interface import DTYPES
 from serve.ipc.messages import Part, RunTask, TaskDone, TaskError, TensorRef
 from serve.lane.cuda.placed_model import PlacedModel
 from serve.lane.cuda.queues import HostQueue
+from serve.lane.place import Replaying
 from serve.models.repository import find
 from serve.server.declared_inputs import output_bytes, output_refs
 from serve.server.staging import Staged, plan_layout
@@ -184,4 +185,5 @@ def test_it_is_measured_with_copies_there_and_back(models, name):
 def test_no_run_of_it_is_captured(rig, models):
     root, _ = models
     model, site = rig.place.load_to_measure(find(root, "attention"), "eager")
-    assert rig.place.replay_most(model, rig.signature_of(find(root, "attention")), site) == 0
+    found = rig.place.replaying(model, rig.signature_of(find(root, "attention")), site, None)
+    assert found == Replaying()

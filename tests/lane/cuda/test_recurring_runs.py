@@ -69,9 +69,11 @@ class Rig:
         self.ours.close()
         self._theirs.close()
 
-    def load(self, spec, key="m", *, replay_most=1000):
+    def load(self, spec, key="m", *, replay_most=1000, executor="eager", any_size=False):
         signature = self.signature_of(spec)
-        message = LoadModel(key, spec, signature, "eager", replay_most=replay_most)
+        message = LoadModel(
+            key, spec, signature, executor, replay_most=replay_most, replay_any_size=any_size
+        )
         assert self.lane._load(message) == ModelLoaded(key)
         self.reference = self.lane._models[key].loaded
 
@@ -222,16 +224,16 @@ def test_unloading_forgets_its_runs(rig, spec, launches):
 def test_calibration_tells_up_to_which_size_replaying_gains(rig, spec, monkeypatch):
     raced = []
 
-    def race(model, signature, recorder, site):
-        raced.append((model.executor, recorder))
+    def race(model, signature, recorder, site, *, any_size):
+        raced.append((model.executor, recorder, any_size))
         return 1152
 
     monkeypatch.setattr("serve.lane.cuda.place.replay_most", race)
     said = rig.lane._probe(ProbeModel(spec, 0.1, 64 << 20, "csr"))
     found = msgspec.msgpack.decode(said.calibration, type=Calibration)
     # The executor that was chosen, in the lane's own memory.
-    assert raced == [("csr", rig.place._recurring.recorder)]
-    assert found.replay_most == 1152
+    assert raced == [("csr", rig.place._recurring.recorder, True)]
+    assert (found.replay_most, found.replay_any_size) == (1152, True)
 
 
 def test_a_device_without_memory_for_it_captures_nothing(spec, launches):

@@ -3,10 +3,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch_geometric.nn import CGConv, GATConv, SAGEConv
+from torch_geometric.nn import CGConv, GATConv, GCNConv, GINEConv, GraphConv, SAGEConv
 
 from serve.lane.executors import choose as choosing
-from serve.lane.executors.check import disagreement, takes_narrow_edges
+from serve.lane.executors import kernels
+from serve.lane.executors.check import disagreement, takes_narrow_edges, takes_spare_room
 from serve.lane.executors.choose import ExecutorOptions, choose
 from serve.lane.executors.csr import CannotRun
 from serve.lane.measure.where_measured import Processor
@@ -178,3 +179,37 @@ def by_widening(x, edge_index):
 def test_edges_stay_narrow_only_where_nothing_widens_them(agree, make, narrow):
     _, fast, signature = agree(make)
     assert takes_narrow_edges(fast, signature, Processor()) == narrow
+
+
+class Centred(torch.nn.Module):
+    """A layer whose answers depend on all nodes, whether there are edges between them or not."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = SAGEConv(12, 3)
+
+    def forward(self, x, edge_index):
+        return self.conv(x, edge_index) - x.mean()
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "takes"),
+    [
+        (lambda: GCNConv(12, 3), {}, True),
+        (lambda: GATConv(12, 3, edge_dim=4), {"inputs": ("x", "edge_index", "edge_attr")}, True),
+        (lambda: GraphConv(12, 3), {"inputs": ("x", "edge_index", "edge_weight")}, True),
+        (Centred, {}, False),
+        (lambda: Lopsided(by_scatter), {}, False),
+        # Devices run it by PyG's code, which reads the edges itself.
+        (
+            lambda: GINEConv(torch.nn.Linear(12, 3), edge_dim=4),
+            {"inputs": ("x", "edge_index", "edge_attr")},
+            False,
+        ),
+    ],
+    ids=["gcn", "gat", "graph", "of all nodes", "reads edges itself", "not on devices"],
+)
+def test_spare_room_is_for_models_whose_answers_it_leaves_alone(twins, make, options, takes):
+    _, fast, signature = twins(make, **options)
+    assert takes_spare_room(fast, signature) == takes
+    assert "cpu" in kernels.combining
