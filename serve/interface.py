@@ -15,7 +15,7 @@ Models with the short form of inputs (``serve.inputs``) declare nothing.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
+from math import isqrt, prod
 from typing import Any
 
 import msgspec
@@ -162,8 +162,22 @@ class Interface:
     def nodes(self) -> tuple[str, ...]:
         """Symbols that count nodes: those pointed to; without any, the first symbol."""
         bound = tuple(dict.fromkeys(s for slot in self.inputs for s in slot.symbols))
-        pointed = {symbol for slot in self.inputs for symbol in slot.index}
+        pointed = {symbol for slot in self.inputs for symbol in slot.index} - self.divided.keys()
         return tuple(symbol for symbol in bound if symbol in pointed) or bound[:1]
+
+    @cached_property
+    def divided(self) -> dict[str, tuple[InputSlot, ...]]:
+        """Symbols of shapes that count graphs, and the `batch` of each kind of nodes in them.
+
+        Attributes of graphs have such shapes.
+        """
+        bound = {symbol for slot in self.inputs for symbol in slot.symbols}
+        found: dict[str, tuple[InputSlot, ...]] = {}
+        for slot in self.inputs:
+            one_each = len(slot.symbols) == len(slot.shape) == len(slot.index) == 1
+            if one_each and slot.name.partition(".")[0] == "batch" and slot.index[0] in bound:
+                found[slot.index[0]] = (*found.get(slot.index[0], ()), slot)
+        return found
 
     @cached_property
     def counts(self) -> tuple[str, ...]:
@@ -197,6 +211,11 @@ class Interface:
         )
 
     @cached_property
+    def orders(self) -> tuple[InputSlot, ...]:
+        """Inputs in which nodes of one graph may have to be side by side."""
+        return (*self.batches, *(slot for slots in self.divided.values() for slot in slots))
+
+    @cached_property
     def kinds(self) -> tuple[InputSlot, ...]:
         """Inputs that say of what kind each of some things is, at most one for each symbol."""
         found = {
@@ -227,9 +246,23 @@ class Interface:
         return sum(counts[:nodes]), sum(counts[nodes:])
 
     def spread(self, num_nodes: int, num_edges: int) -> tuple[int, ...]:
-        """Return counts with these totals, as evenly as whole numbers allow."""
-        nodes, others = len(self.nodes), len(self.counts) - len(self.nodes)
-        return (*_shares(num_nodes, nodes), *_shares(num_edges, others))
+        """Return counts with these totals, as evenly as whole numbers allow.
+
+        Where shapes tell the number of graphs, there are as many as each has nodes.
+        """
+        others = [s for s in self.counts[len(self.nodes) :] if s not in self.divided]
+        given = dict(zip(self.nodes, _shares(num_nodes, len(self.nodes)), strict=True))
+        given |= zip(others, _shares(num_edges, len(others)), strict=True)
+        for symbol, slots in self.divided.items():
+            given[symbol] = isqrt(min(given[slot.symbols[0]] for slot in slots))
+        return tuple(given[symbol] for symbol in self.counts)
+
+    def with_nodes_in_each(self, counts: Sequence[int]) -> tuple[int, ...]:
+        """Return the counts with no more graphs than nodes, so that none has to be empty."""
+        given = dict(zip(self.counts, counts, strict=True))
+        for symbol, slots in self.divided.items():
+            given[symbol] = min(given[symbol], *(given[slot.symbols[0]] for slot in slots))
+        return tuple(given.values())
 
     @property
     def is_simple(self) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn import GINConv, GPSConv
+from torch_geometric.nn import GINConv, GPSConv, global_add_pool
 from torch_geometric.nn.aggr import SetTransformerAggregation
 from torch_geometric.utils import to_dense_batch
 
@@ -65,11 +65,35 @@ class Compared(nn.Module):
         return found
 
 
+class OfGraphs(nn.Module):
+    """Joins what it pools of each graph with an attribute of it."""
+
+    def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor, u: Tensor) -> Tensor:
+        return torch.cat([global_add_pool(x[:, 2:], batch), u], dim=-1)
+
+
+class DenseOfGraphs(nn.Module):
+    """Works on graphs padded to the largest, and adds an attribute of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = Dense()
+
+    def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor, u: Tensor) -> Tensor:
+        found: Tensor = self.dense(x, edge_index, batch) + u.mean(-1, keepdim=True)
+        return found
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "gps": Gps,
     "dense": Dense,
     "attention pooling": AttentionPooling,
     "compared": Compared,
+}
+#: Models that also take an attribute of each graph.
+OF_GRAPHS: dict[str, Callable[[], nn.Module]] = {
+    "of graphs": OfGraphs,
+    "dense of graphs": DenseOfGraphs,
 }
 #: Shapes of outputs that are not [G, CHANNELS].
 WIDTHS: dict[str, tuple[str, int]] = {
@@ -85,6 +109,7 @@ def declared(name: str) -> Interface:
             InputSlot("x", "FP32", ("N", CHANNELS)),
             InputSlot("edge_index", "INT64", (2, "E"), index=("N",)),
             InputSlot("batch", "INT64", ("N",), index=("G",)),
+            *([InputSlot("u", "FP32", ("G", 2))] if name in OF_GRAPHS else []),
         ),
         (TensorSlot("y", "FP32", WIDTHS.get(name, ("G", CHANNELS))),),
     )
@@ -93,11 +118,12 @@ def declared(name: str) -> Interface:
 def load(name: str, *, short: bool = False) -> LoadedModel:
     """Return the model, loaded with its declaration or, `short`, with names of inputs alone."""
     torch.manual_seed(0)
-    module = MODELS[name]().eval()
+    module = (MODELS | OF_GRAPHS)[name]().eval()
     interface = None if short else declared(name)
     spec = ModelSpec(
         name="m", version=1, folder="", factory="", args={}, weights="", weights_bytes=0,
-        inputs=("x", "edge_index", "batch"), interface=interface, qos_factor=None,
+        inputs=tuple(slot.name for slot in declared(name).inputs), interface=interface,
+        qos_factor=None,
         num_features=CHANNELS,
     )  # fmt: skip
     if interface is None:
@@ -107,16 +133,17 @@ def load(name: str, *, short: bool = False) -> LoadedModel:
 
 def request(
     loaded: LoadedModel, sizes: Sequence[int], rng: np.random.Generator
-) -> tuple[tuple[int, int], dict[str, Tensor]]:
+) -> tuple[tuple[int, ...], dict[str, Tensor]]:
     """Return counts and inputs for graphs of these sizes with three edges a node."""
     nodes, edges = sum(sizes), 3 * sum(sizes)
     batch = np.repeat(np.arange(len(sizes)), sizes)
+    counts: tuple[int, ...] = nodes, edges
     if loaded.spec.interface is None:
         links = rng.integers(0, nodes, (2, edges))
         named: dict[Size, int] = {"N": nodes, "E": edges, "F": CHANNELS, "D": 0}
         arrays = random_inputs(loaded.spec.inputs, named, links, rng, batch=batch)
     else:
-        arrays = declared_inputs(
-            loaded.spec.interface, (nodes, edges), rng, graphs=lambda things: batch
-        )
-    return (nodes, edges), {key: torch.from_numpy(array) for key, array in arrays.items()}
+        counts += (len(sizes),) * ("G" in loaded.spec.interface.counts)
+        arrays = declared_inputs(loaded.spec.interface, counts, rng, graphs=lambda things: batch)
+        arrays["batch"] = batch
+    return counts, {key: torch.from_numpy(array) for key, array in arrays.items()}

@@ -34,6 +34,8 @@ _HUB_WEIGHTS = ("model.safetensors", "model.pth", "pytorch_model.bin")
 _MLFLOW_WEIGHTS = ("state_dict.pth", "extra_files/state_dict.pth", "data/model.pth")
 #: Types of the factory's arguments.
 _PLAIN = (bool, int, float, str, list)
+#: How to declare what `--inputs` cannot tell.
+_BY_EXAMPLE = "give a graph that it takes, saved by torch.save(data, FILE): --example FILE"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
 
 
@@ -155,7 +157,10 @@ def _import(
     try:
         signature = trial(find(staging, name, str(version)))
     except ModelError as error:
-        raise ModelError(str(error).replace(str(folder), str(kept))) from error
+        told = str(error).replace(str(folder), str(kept))
+        if "no probe graph runs" in told and not source.declaration:
+            told += f"; if forward takes or returns other tensors, {_BY_EXAMPLE}"
+        raise ModelError(told) from error
     _move(folder, kept, version)
     return Imported(
         spec=find(root, name, str(version)),
@@ -251,15 +256,14 @@ def _inputs_of(parameters: Sequence[str], source: Source) -> tuple[str, ...]:
     if tuple(parameters) == ("data",):
         raise ConfigError(
             f"--inputs: {source.method} of {source.factory} takes a Data; say which of"
-            f" {', '.join(INPUTS)} it holds: --inputs x,edge_index; or give a graph that it takes,"
-            " saved by torch.save(data, FILE): --example FILE"
+            f" {', '.join(INPUTS)} it holds: --inputs x,edge_index; or {_BY_EXAMPLE}"
         )
     unknown = [name for name in parameters if name not in INPUTS]
     if unknown or not parameters:
         taken = ", ".join(parameters) or "none"
         usual = (
             f"say which of {', '.join(INPUTS)} each one is, in their order: --inputs x,edge_index;"
-            " or give a graph that has them, saved by torch.save(data, FILE): --example FILE"
+            f" or {_BY_EXAMPLE}"
         )
         raise ConfigError(
             f"--inputs: the required parameters of {source.factory}'s {source.method} are {taken};"

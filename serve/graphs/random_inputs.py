@@ -60,8 +60,9 @@ def declared_inputs(
     """Make all inputs that a model declares, for a request with these counts.
 
     Values are uniform in the declared ranges, [0, 1) for floats without one; links are uniform, and
-    everything is in one graph, unless `links` and `graphs` say otherwise. `integers` makes those
-    that are no index, and booleans as 0 and 1.
+    everything is in one graph, unless `links` and `graphs` say otherwise. Where the counts tell the
+    number of graphs, all but the first have one node: layers that pad graphs to the largest need
+    most memory then. `integers` makes those that are no index, and booleans as 0 and 1.
     """
     sizes = interface.sizes(tuple(counts))
     drawn: Integers = integers or rng.integers
@@ -71,6 +72,9 @@ def declared_inputs(
         found: NDArray[Any]
         if slot.index and slot.index[0] in interface.graphs:
             found = np.zeros(shape, np.int64) if graphs is None else graphs(shape[0])
+        elif slot in interface.orders:
+            alone = sizes[slot.index[0]] - 1
+            found = np.maximum(0, np.arange(shape[0]) - max(0, shape[0] - 1 - alone))
         elif slot.is_links and links is not None:
             source, target = slot.row_bounds
             found = links(sizes[source], sizes[target], shape[1], source == target)

@@ -80,15 +80,13 @@ def _slots(
             for one in parameters
             if one.kind in positional and one.name not in spec.method_args
         }
+    graphs = _graphs(graph) if "batch" in wanted else 0
     for name, optional in wanted.items():
-        found = list(_named(graph, name, as_graph))
+        found = list(_named(graph, name, as_graph, graphs))
         if not found and name == "batch":
             found = [InputSlot("batch", "INT64", ("N",), index=("G",), optional=True, default=0)]
         if not found and not optional:
-            raise ConfigError(
-                f"--example: forward takes '{name}', and the example has no such attribute; it has"
-                f" {', '.join(_keys(graph)) or 'nothing'}"
-            )
+            raise ConfigError(f"--example: forward takes '{name}', and {_lack(graph, name)}")
         yield from (_optional(slot) if optional else slot for slot in found)
 
 
@@ -132,18 +130,36 @@ def _keys(graph: Data | HeteroData) -> list[str]:
     return list(dict.fromkeys(map(str, keys)))
 
 
-def _named(graph: Data | HeteroData, name: str, as_graph: bool) -> Iterator[InputSlot]:
+def _lack(graph: Data | HeteroData, name: str) -> str:
+    """Return why the example gives no input for a parameter of forward."""
+    value = getattr(graph, name, None)
+    if value is None:
+        return f"the example has no such attribute; it has {', '.join(_keys(graph)) or 'nothing'}"
+    return (
+        f"that is no tensor in the example ({type(value).__name__}); requests hold tensors, so"
+        " import a class that makes it of the tensors it is given"
+    )
+
+
+def _graphs(graph: Data | HeteroData) -> int:
+    """Return the number of graphs in the example, 1 without a `batch`."""
+    batch = graph.get("batch") if isinstance(graph, Data) else None
+    return int(batch.max()) + 1 if torch.is_tensor(batch) and batch.numel() else 1
+
+
+def _named(graph: Data | HeteroData, name: str, as_graph: bool, graphs: int) -> Iterator[InputSlot]:
     """Yield the inputs that the example has for a parameter of forward.
 
-    `as_graph`: forward takes the whole graph, and finds each attribute at its type.
+    `as_graph`: forward takes the whole graph, and finds each attribute at its type. `graphs`: how
+    many it holds, 0 where forward does not tell them apart.
     """
     if isinstance(graph, HeteroData):
         yield from _typed(graph, name, as_graph)
     elif torch.is_tensor(value := getattr(graph, name, None)):
-        yield _slot(name, value, _symbol(graph, name), ("N",) if _points(name) else ())
+        yield _slot(name, value, _symbol(graph, name, graphs), ("N",) if _points(name) else ())
 
 
-def _symbol(graph: Data, name: str) -> str:
+def _symbol(graph: Data, name: str, graphs: int) -> str:
     """Return the symbol of what an attribute has one of each for; empty for sizes that stay."""
     if name.startswith("edge_label"):
         return "K"
@@ -151,7 +167,9 @@ def _symbol(graph: Data, name: str) -> str:
         return "E"
     if graph.is_node_attr(name):
         return "N"
-    return f"K.{name}" if _points(name) else ""
+    if _points(name):
+        return f"K.{name}"
+    return "G" if graphs and graph[name].dim() and len(graph[name]) == graphs else ""
 
 
 def _points(name: str) -> bool:

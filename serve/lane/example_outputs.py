@@ -51,9 +51,13 @@ def outputs_of(module: nn.Module, slots: tuple[InputSlot, ...]) -> tuple[TensorS
     forward = DeclaredForward(module, interface, "the example")
     runs = []
     for primes, graphs in zip(_PRIMES, _GRAPHS, strict=True):
+        counts = (
+            graphs if symbol in interface.divided else prime
+            for symbol, prime in zip(interface.counts, primes, strict=False)
+        )
         arrays = declared_inputs(
             interface,
-            primes[: len(interface.counts)],
+            counts,
             np.random.default_rng(0),
             graphs=partial(_batch, graphs),
         )
@@ -67,7 +71,7 @@ def outputs_of(module: nn.Module, slots: tuple[InputSlot, ...]) -> tuple[TensorS
     return tuple(
         TensorSlot(
             name,
-            _WIRES[str(tensor.dtype).removeprefix("torch.")],
+            _datatype(name, tensor),
             tuple(
                 _dim(name, one, by_sizes)
                 for one in zip(tensor.shape, second[name].shape, strict=True)
@@ -75,6 +79,16 @@ def outputs_of(module: nn.Module, slots: tuple[InputSlot, ...]) -> tuple[TensorS
         )
         for name, tensor in first.items()
     )
+
+
+def _datatype(name: str, tensor: Tensor) -> str:
+    """Return the wire's name of an output's dtype; raises ModelError for one that it lacks."""
+    found = _WIRES.get(str(tensor.dtype).removeprefix("torch."))
+    if found is None:
+        raise ModelError(
+            f"forward returned {tensor.dtype} as '{name}'; outputs are {', '.join(_WIRES)}"
+        )
+    return found
 
 
 def _batch(graphs: int, things: int) -> NDArray[np.int64]:

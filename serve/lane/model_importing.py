@@ -105,6 +105,8 @@ def _state_of(found: Any, source: Path) -> dict[str, torch.Tensor]:
         for held in (found, *(found.get(key) for key in _STATE_KEYS)):
             if isinstance(held, Mapping) and held and _is_state(held):
                 return dict(held)
+        if not found:  # a model without parameters
+            return {}
     keys = ", ".join(map(str, list(found)[:8])) if isinstance(found, Mapping) else "no names"
     raise ConfigError(
         f"{source}: holds no state dict, that is tensors by name; it holds a"

@@ -133,7 +133,7 @@ class DeclaredInputs(CountedInputs, LaidOutInputs):
             copy_tensor(self.call.tensors[slot.name], target)
         if slot.index:
             _check_index(slot, target, self._bounds(slot))
-            if self.entry.signature.needs_sorted_batch and slot in self._interface.batches:
+            if self.entry.signature.needs_sorted_batch and slot in self._interface.orders:
                 check_ascending(slot.name, target)
         elif slot.datatype == "BOOL":
             raw = self._pool.array(ref.offset_bytes, "uint8", ref.shape)

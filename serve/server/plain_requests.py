@@ -199,7 +199,7 @@ def _declared(interface: Interface, token: int, entry: ModelEntry) -> PlainModel
             high=high,
             numbers_graphs=interface.numbers_graphs(slot),
             counts_graphs=entry.estimator.counts_graphs and slot in interface.batches,
-            ascends=entry.signature.needs_sorted_batch and slot in interface.batches,
+            ascends=entry.signature.needs_sorted_batch and slot in interface.orders,
         )
     for output in interface.outputs:
         per, constant = interface.bytes_per((output,))

@@ -182,3 +182,45 @@ def test_what_does_not_fit_is_told(declared, module, example, told):
         declared(module, example)
     assert told in str(raised.value)
     assert str(raised.value).count("--example: ") <= 1
+
+
+class OnGraphs(nn.Module):
+    """Pools, and joins attributes of each graph."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(4, 2)
+
+    def forward(self, x, edge_index, u, batch):
+        return self.lin(torch.cat([global_add_pool(x, batch), u], dim=-1))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_attributes_of_graphs_have_a_row_for_each(declared, count):
+    graph = Data(x=torch.ones(5, 3), edge_index=torch.zeros(2, 4).long(), u=torch.ones(1, 1))
+    example = Batch.from_data_list([graph] * count).to_dict() if count > 1 else graph.to_dict()
+    found, _ = declared(OnGraphs(), example)
+    shapes = {slot.name: slot.shape for slot in (*found.inputs, *found.outputs)}
+    assert shapes["u"][0] == shapes["output"][0] == found.by_name["batch"].index[0]
+
+
+class Counts(nn.Module):
+    def forward(self, edge_index, num_nodes):
+        return torch.zeros(num_nodes, 1)
+
+
+class Halves(nn.Module):
+    def forward(self, x, edge_index):
+        return x.bfloat16()
+
+
+def test_what_no_request_or_answer_can_hold_is_told(declared):
+    graph = {"x": torch.ones(5, 3), "edge_index": torch.zeros(2, 4).long(), "num_nodes": 5}
+    with pytest.raises(
+        ConfigError, match=r"'num_nodes', and that is no tensor in the example .int."
+    ):
+        declared(Counts(), graph)
+    with pytest.raises(
+        ConfigError, match=r"returned torch.bfloat16 as 'output'; outputs are float32"
+    ):
+        declared(Halves(), graph)

@@ -41,7 +41,7 @@ def needs_sorted_batch(
 
     `graph` is several sorted graphs. Of a model that is not `deterministic` only errors tell.
     """
-    orders = {slot.symbols[0]: _dealt(graph[slot.name]) for slot in interface.batches}
+    orders = {slot.symbols[0]: _dealt(graph[slot.name]) for slot in interface.orders}
     if not orders:
         return False
     try:

@@ -75,7 +75,9 @@ def probe_declared(loaded: LoadedModel, interface: Interface) -> Signature:
 def _is_mergeable(loaded: LoadedModel, interface: Interface) -> bool:
     """Return True when graphs of several sizes have the same outputs merged and alone."""
     graphs = [
-        declared_graph(interface, _uneven(interface.spread(*size), turn), shape)
+        declared_graph(
+            interface, interface.with_nodes_in_each(_uneven(interface.spread(*size), turn)), shape
+        )
         for turn, (size, shape) in enumerate(
             zip(_UNION, 2 * (Shape.PLAIN, Shape.LOPSIDED), strict=True)
         )

@@ -172,8 +172,12 @@ def varied(
             for factor in factors:
                 more = list(usual)
                 more[position] = max(1, more[position]) * factor
-                found.append(tuple(more))
+                found.append(_possible(spec, more))
     return list(dict.fromkeys(found))
+
+
+def _possible(spec: ModelSpec, counts: Sequence[int]) -> tuple[int, ...]:
+    return tuple(counts) if spec.interface is None else spec.interface.with_nodes_in_each(counts)
 
 
 def _links(

@@ -80,7 +80,8 @@ def _graph(interface: Interface, links: Sequence[InputSlot], seed: int) -> _Arra
     bounds = {symbol for slot in links for symbol in slot.row_bounds}
     counts = [_BESIDE + _WIDTH if symbol in bounds else edges.shape[1]
               for symbol in interface.counts]  # fmt: skip
-    made = declared_inputs(interface, counts, np.random.default_rng(seed))
+    possible = interface.with_nodes_in_each(counts)
+    made = declared_inputs(interface, possible, np.random.default_rng(seed))
     return made | {slot.name: edges.astype(slot.dtype) for slot in links}
 
 

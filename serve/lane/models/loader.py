@@ -27,6 +27,9 @@ from serve.lane.models.declared import DeclaredForward, Sizes
 from serve.models.repository import ModelSpec
 from serve.models.weights_file import check_weights
 
+_OTHER_FLOATS = torch.float64, torch.float16, torch.bfloat16
+_FLOAT32 = "; weights are served as float32, so the factory must build the model in that"
+
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
@@ -176,6 +179,7 @@ def _map_weights(module: torch.nn.Module, spec: ModelSpec) -> None:
             raise ModelError(
                 f"{where}: tensor '{name}' is {given.dtype} {list(given.shape)},"
                 f" the model has {wanted.dtype} {list(wanted.shape)}"
+                f"{_FLOAT32 if wanted.dtype in _OTHER_FLOATS else ''}"
             )
     missing, unexpected = module.load_state_dict(state, strict=False, assign=True)
     if missing or unexpected:
