@@ -5,6 +5,7 @@ Only the main process acts on them: lanes and their fork server must live until 
 answered.
 """
 
+import gc
 import signal
 import sys
 import warnings
@@ -38,3 +39,7 @@ end_children_at_exit()
 warnings.filterwarnings("ignore", "forkserver: waitpid returned unexpected")
 for number in (*DRAINING, HANGUP, *IGNORED):
     signal.signal(number, signal.SIG_IGN)
+
+# A collection writes to every object that it looks at, and so would copy their pages into each lane.
+gc.collect()
+gc.freeze()
