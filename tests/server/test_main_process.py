@@ -31,6 +31,27 @@ def test_lanes_start_without_the_compiler_and_can_still_use_it():
     subprocess.run([sys.executable, "-c", LANE], check=True)
 
 
+FORKS = """
+import gc, os
+from serve.lane import preload
+import numpy as np
+assert gc.get_freeze_count() > 10_000
+seen = set()
+for _ in range(2):
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        os.write(writer, np.random.bytes(16))
+        os._exit(0)
+    seen.add(os.read(reader, 16))
+    os.wait()
+assert len(seen) == 2
+"""
+
+
+def test_lanes_share_what_the_fork_server_imported_but_not_its_random_numbers():
+    subprocess.run([sys.executable, "-c", FORKS], check=True)
+
+
 FILES = """
 import resource
 _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
