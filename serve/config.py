@@ -386,6 +386,16 @@ class TracesConfig(Section, frozen=True):
     share: Annotated[float, Meta(ge=0, le=1)] = 0.01
 
 
+class ClusterConfig(Section, frozen=True):
+    """Section `[cluster]`: other servers, which may answer a request in place of this one."""
+
+    #: File that names the servers, `host:port` in each line, this one too or not; read again when
+    #: it changes. What this server cannot hold or would answer late is passed on, once. None: no.
+    servers_file: str | None = None
+    #: Name of this server in answers; None: the host's name and the gRPC port.
+    name: str | None = None
+
+
 class GraphConfig(Section, frozen=True):
     """Section `[[graph]]`: a resident graph, for requests by node ids; `file` or `dataset`."""
 
@@ -438,6 +448,7 @@ class Config(Section, frozen=True):
     report: ReportConfig = ReportConfig()
     log: LogConfig = LogConfig()
     traces: TracesConfig = TracesConfig()
+    cluster: ClusterConfig = ClusterConfig()
     graph: tuple[GraphConfig, ...] = ()
     #: The file's folder, from which relative paths start. Not a key of the file.
     base: Path = Path()
@@ -555,6 +566,8 @@ def _broken_rules(config: Config) -> Iterator[str]:
             yield str(error)
     if config.report.record_payloads and config.report.record is None:
         yield "report.record_payloads: payloads lie beside a recording; name it in report.record"
+    if config.cluster.servers_file is not None and config.server.tls.certificate is not None:
+        yield "cluster.servers_file: servers pass on without the encryption of server.tls"
     endpoint = config.traces.endpoint
     if endpoint is not None and not re.fullmatch(r"https?://[^/\s]+/?", endpoint):
         yield f"traces.endpoint: '{endpoint}' is no URL such as http://localhost:4317"

@@ -49,6 +49,9 @@ class QosFacts:
     #: For a client of several servers: which one answered, and how many the request was sent to.
     machine: str = ""
     attempts: int = 0
+    #: For a server that knows others: its name, and how many servers passed the request on to it.
+    node: str = ""
+    hops: int = 0
 
     @classmethod
     def of(cls, parameters: Mapping[str, ParameterValue]) -> "QosFacts":

@@ -15,6 +15,7 @@ from rich.table import Table
 from serve.cluster.front import Front
 from serve.cluster.pool import Pool, bounds_of, digest_of, update_of
 from serve.cluster.replica import Replica, ReplicaSpec, Running
+from serve.cluster.servers_file import write_servers
 from serve.errors import ConfigError, ServeError
 from serve.progress import Progress
 from serve.terminal import Console
@@ -69,7 +70,10 @@ def up_local(pool: Pool, on_ready: Callable[[list[Running]], None], progress: Pr
     for ending in (signal.SIGINT, signal.SIGTERM):
         signal.signal(ending, lambda _number, _frame: over.set())
     with tempfile.TemporaryDirectory(prefix="gnnserve-cluster-") as folder:
-        spec = msgspec.structs.replace(pool.spec, lease_s=_LOCAL_LEASE_S)
+        servers_file = Path(folder) / "servers"
+        write_servers(servers_file, ())
+        settings = (*pool.spec.settings, f"cluster.servers_file={servers_file}")
+        spec = msgspec.structs.replace(pool.spec, lease_s=_LOCAL_LEASE_S, settings=settings)
         replicas = [
             Replica(spec, "127.0.0.1", Path(folder) / str(number))
             for number in range(pool.replicas)
@@ -82,6 +86,7 @@ def up_local(pool: Pool, on_ready: Callable[[list[Running]], None], progress: Pr
                 replica.start(lambda: _require_on(over, front, replicas))
                 running = [one.running for one in replicas if one.running is not None]
                 front.change([one.address for one in running])
+                write_servers(servers_file, [one.address for one in running])
             said = False
             while not over.wait(_LOOK_S):
                 _require_on(over, front, replicas)

@@ -5,19 +5,21 @@ import gc
 import logging
 import os
 import resource
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import msgspec
 from rich.text import Text
 
 import serve
 from serve.access.certificates import Certificates
-from serve.access.watching import FileWatcher
+from serve.access.watching import FileWatcher, WatchedFiles
 from serve.commands.configured import (
     access_settings,
     calibration_cache,
@@ -58,6 +60,9 @@ from serve.server.printed_lines import PrintedLines
 from serve.server.signals import StopSignals
 from serve.server.tracing.sender import TraceSender
 from serve.server.training.job_facts import shown_jobs
+
+if TYPE_CHECKING:
+    from serve.cluster.forwarding import OtherServers
 
 _log = logging.getLogger(__name__)
 
@@ -219,6 +224,12 @@ class Application:
             )
             self._callers = callers
             self._watched = [*callers.watched]
+            elsewhere = _elsewhere(config, self._engine)
+            if elsewhere is not None:
+                undo.callback(elsewhere.close)
+                self._engine.moving.moves = elsewhere.better
+                self._rpc.pass_on(elsewhere)
+                self._watched.append(WatchedFiles((elsewhere.file,), elsewhere.reload))
             if certificates is not None:
                 self._watched.append(certificates.watched)
             watcher = FileWatcher(*self._watched)
@@ -235,6 +246,7 @@ class Application:
                     refused=self._rpc.refused,
                     front=self._rpc.front,
                     ways=self._rpc.ways,
+                    passed_on=None if elsewhere is None else elsewhere.counts,
                     rest_restarts=None if self._gateway is None else self._gateway.restarts,
                     lines_left_out=self.printed.left_out,
                     traces=None if tracer is None else tracer.totals,
@@ -386,6 +398,21 @@ def _with_socket_path(config: Config) -> ServerConfig:
     if server.admin_socket is None:
         return server
     return msgspec.structs.replace(server, admin_socket=str(config.path(server.admin_socket)))
+
+
+def _elsewhere(config: Config, engine: Engine) -> "OtherServers | None":
+    """Return what passes requests on to other servers; None where none are to be known."""
+    if config.cluster.servers_file is None:
+        return None
+    from serve.cluster.forwarding import OtherServers
+
+    server = config.server
+    return OtherServers(
+        config.cluster.name or f"{socket.gethostname()}:{server.grpc_port or os.getpid()}",
+        lambda: engine.moving.room,
+        config.path(config.cluster.servers_file),
+        server.max_message_bytes,
+    )
 
 
 def _stop_limit_s(server: ServerConfig) -> float:

@@ -99,6 +99,8 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     prepare_start_ns: int = 0
     #: The client's span, see ``trace_ids``; empty for none.
     trace_parent: str = ""
+    #: Servers that have passed it on to this one.
+    hops: int = 0
 
     def __post_init__(self) -> None:
         """Shorten the texts that clients choose."""

@@ -85,6 +85,8 @@ class PortSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     front: Literal["native", "python"] = "python"
     #: Calls of the native front so far, by the way that they took.
     ways: Mapping[str, int] = {}
+    #: Requests that had better been elsewhere, by what came of it; None where no others are known.
+    passed_on: Mapping[str, int] | None = None
     #: New starts of the HTTP gateway; None for a server without it.
     rest_restarts: int | None = None
     #: Lines printed by models and processes that the log did not get.
@@ -271,6 +273,15 @@ class PortState(Collector):
         for way, count in now.ways.items():
             ways.add_metric([way], count)
         yield ways
+        if now.passed_on is not None:
+            passed_on = CounterMetricFamily(
+                "gnnserve_passed_on",
+                "Requests that another server could answer better, by what came of it",
+                labels=("outcome",),
+            )
+            for outcome, count in now.passed_on.items():
+                passed_on.add_metric([outcome], count)
+            yield passed_on
         yield CounterMetricFamily(
             "gnnserve_own_calls",
             "Requests that the server has sent itself at its start, in no report",

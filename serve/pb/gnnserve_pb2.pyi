@@ -12,7 +12,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("version", "device", "slots", "budget_bytes", "policy", "discipline", "window", "qos_factor", "max_message_bytes")
+    __slots__ = ("version", "device", "slots", "budget_bytes", "policy", "discipline", "window", "qos_factor", "max_message_bytes", "node", "unanswered", "models", "graphs")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
@@ -22,6 +22,10 @@ class DescribeResponse(_message.Message):
     WINDOW_FIELD_NUMBER: _ClassVar[int]
     QOS_FACTOR_FIELD_NUMBER: _ClassVar[int]
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    UNANSWERED_FIELD_NUMBER: _ClassVar[int]
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    GRAPHS_FIELD_NUMBER: _ClassVar[int]
     version: str
     device: str
     slots: int
@@ -31,7 +35,11 @@ class DescribeResponse(_message.Message):
     window: str
     qos_factor: float
     max_message_bytes: int
-    def __init__(self, version: _Optional[str] = ..., device: _Optional[str] = ..., slots: _Optional[int] = ..., budget_bytes: _Optional[int] = ..., policy: _Optional[str] = ..., discipline: _Optional[str] = ..., window: _Optional[str] = ..., qos_factor: _Optional[float] = ..., max_message_bytes: _Optional[int] = ...) -> None: ...
+    node: str
+    unanswered: int
+    models: _containers.RepeatedScalarFieldContainer[str]
+    graphs: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, version: _Optional[str] = ..., device: _Optional[str] = ..., slots: _Optional[int] = ..., budget_bytes: _Optional[int] = ..., policy: _Optional[str] = ..., discipline: _Optional[str] = ..., window: _Optional[str] = ..., qos_factor: _Optional[float] = ..., max_message_bytes: _Optional[int] = ..., node: _Optional[str] = ..., unanswered: _Optional[int] = ..., models: _Optional[_Iterable[str]] = ..., graphs: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class EstimateRequest(_message.Message):
     __slots__ = ("model", "version", "num_nodes", "num_edges", "graph", "num_ids", "fanouts", "node_type")

@@ -1,16 +1,24 @@
 """Cancellation of a request in flight."""
 
-from serve.server.api import JointTicket, Ticket
+from typing import Protocol
+
+
+class Cancellable(Protocol):
+    """What a request is while it is on its way: a ticket, or a call to another server."""
+
+    def cancel(self) -> object:
+        """End it. Any thread, any number of times."""
+        ...
 
 
 class Cancellation:
     """Connects a call's cancellation to the request's ticket, in whichever order they arrive."""
 
     def __init__(self) -> None:
-        self._ticket: Ticket | JointTicket | None = None
+        self._ticket: Cancellable | None = None
         self._cancelled = False
 
-    def submitted(self, ticket: Ticket | JointTicket) -> None:
+    def submitted(self, ticket: Cancellable) -> None:
         """Note that the request was submitted; cancels it if the client has already gone."""
         self._ticket = ticket
         if self._cancelled:
@@ -19,6 +27,11 @@ class Cancellation:
     def finished(self) -> None:
         """Note that the request is answered; a later cancellation has no effect."""
         self._ticket = None
+
+    @property
+    def cancelled(self) -> bool:
+        """True once the client has gone."""
+        return self._cancelled
 
     def cancel(self) -> None:
         """Cancel the request, now or when it is submitted. Thread-safe and idempotent."""

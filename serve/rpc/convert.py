@@ -69,11 +69,13 @@ def decode_call(
     )
 
 
-def encode_answer(request_id: str, result: InferResult, place: RegionPart | None = None) -> bytes:
+def encode_answer(
+    request_id: str, result: InferResult, place: RegionPart | None = None, node: str = ""
+) -> bytes:
     """Serialize the response: the outputs in raw form, the QoS facts as parameters.
 
-    With a `place`, the only output is written there and its raw form is left empty. Raises
-    InvalidInput when it does not fit.
+    `node` is the server's name, told where it has one among others. With a `place`, the only output
+    is written there and its raw form is left empty. Raises InvalidInput when it does not fit.
     """
     record, outputs = result.record, result.outputs
     places = None
@@ -86,13 +88,13 @@ def encode_answer(request_id: str, result: InferResult, place: RegionPart | None
         outputs,
         version=record.version,
         request_id=request_id or record.request_uid,
-        parameters=qos_facts(record),
+        parameters=qos_facts(record, node),
         places=places,
     )
 
 
 def encode_answer_head(
-    request_id: str, record: RequestRecord, outputs: Sequence[TensorRef]
+    request_id: str, record: RequestRecord, outputs: Sequence[TensorRef], node: str = ""
 ) -> bytes:
     """Serialize the response up to the raw forms of its outputs, which follow in this order."""
     return encode_response_head(
@@ -100,12 +102,12 @@ def encode_answer_head(
         [(ref.name, ref.dtype, ref.shape) for ref in outputs],
         version=record.version,
         request_id=request_id or record.request_uid,
-        parameters=qos_facts(record),
+        parameters=qos_facts(record, node),
     )
 
 
-def qos_facts(record: RequestRecord) -> dict[str, ParameterValue | None]:
-    """Return what the client is told of its request."""
+def qos_facts(record: RequestRecord, node: str = "") -> dict[str, ParameterValue | None]:
+    """Return what the client is told of its request; `node` is the server's name, if it has one."""
     facts: dict[str, ParameterValue | None] = {
         "request_uid": record.request_uid,
         "queue_us": record.queue_ns // 1000,
@@ -124,6 +126,8 @@ def qos_facts(record: RequestRecord) -> dict[str, ParameterValue | None]:
         "pmc_estimate_bytes": record.pmc_estimate_bytes,
         "pmc_measured_bytes": record.pmc_measured_bytes,
     }
+    if node:
+        facts |= {"node": node, "hops": record.hops}
     if record.nonfinite_values:
         facts["nonfinite_values"] = record.nonfinite_values
     if record.graph:

@@ -14,6 +14,7 @@ from serve.errors import InvalidInput, NotReady, ServeError
 from serve.native import Front, Message, PlainRequest
 from serve.obs.trace_ids import trace_parent_of
 from serve.rpc.cancellation import Cancellation
+from serve.rpc.elsewhere import hops_of, origin_of
 from serve.rpc.front_callers import Credentials, FrontCallers
 from serve.rpc.gate import Gate
 from serve.rpc.plain_calls import PlainCalls
@@ -130,14 +131,18 @@ class FrontCalls:
             refuse(self.front, sender, request, error, self._service.stream_workers)
             return
         self._open[sender.handle] = _NOBODY
+        # The credentials of a stream are not kept, and others would want them.
+        nameless = sender.stream and self.callers is not None
+        headers = None if nameless else credentials or ()
         if isinstance(request, PlainRequest) and self._submit(
-            sender, request, arrived_ns, remaining_s, caller, trace
+            sender, request, arrived_ns, remaining_s, caller, trace, hops_of(headers or ())
         ):
             return
         cancellation = self._open[sender.handle] = Cancellation()
         work = partial(
-            self._serve, sender, request, arrived_ns, cancellation, remaining_s, caller, trace
-        )
+            self._serve, sender, request, arrived_ns, cancellation, remaining_s, caller, trace,
+            headers,
+        )  # fmt: skip
         self._give(sender, work)
 
     def _give(self, sender: Sender, work: Work) -> None:
@@ -154,6 +159,7 @@ class FrontCalls:
         remaining_s: float,
         caller: Principal,
         trace: str,
+        hops: int,
     ) -> bool:
         """Submit a staged request; returns False for one that must go the way of messages."""
         if not request.valid:
@@ -162,7 +168,7 @@ class FrontCalls:
         try:
             answer = partial(self._answer, sender, request)
             ticket = self.plain.submit(
-                request, arrived_ns, remaining_s, answer, caller, trace_parent_of(trace)
+                request, arrived_ns, remaining_s, answer, caller, trace_parent_of(trace), hops
             )
         except Exception as error:
             request.release()
@@ -202,14 +208,17 @@ class FrontCalls:
         remaining_s: float,
         caller: Principal,
         trace: str,
+        headers: Sequence[tuple[str, str]] | None,
     ) -> None:
         request_id = ""
         try:
-            decoded = decode_request(memoryview(cast("bytes", as_message(request))))
+            message = memoryview(cast("bytes", as_message(request)))
+            decoded = decode_request(message)
             request_id = decoded.request_id
             answer = self._service.infer(
-                decoded, arrived_ns, cancellation, remaining_s, caller, trace_parent_of(trace)
-            )
+                decoded, arrived_ns, cancellation, remaining_s, caller, trace_parent_of(trace),
+                None if headers is None else origin_of(message, headers),
+            )  # fmt: skip
         except Exception as error:
             if isinstance(error, WireError) and sender.stream:
                 self._service.not_read(arrived_ns, InvalidInput(str(error)))

@@ -1,6 +1,6 @@
 """Our own service, for what the standard lacks; method names are those of `gnnserve.proto`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import grpc
@@ -14,7 +14,7 @@ from serve.rpc import describe
 from serve.rpc.graph_update import decode_change, parse_update
 from serve.rpc.open_calls import OpenCallLimit
 from serve.rpc.parameters import parse_fanouts
-from serve.server.api import Inference
+from serve.server.api import Inference, ModelInfo
 from serve.server.training.job_facts import LEARNING_RATE, JobCall
 from serve.server.version_facts import VersionChange
 
@@ -39,12 +39,15 @@ class GnnServeService:
         report: ReportSource,
         max_message_bytes: int,
         job_watches: OpenCallLimit,
+        node: Callable[[], str],
     ) -> None:
+        """`node` returns this server's name among others; empty where it knows of none."""
         self._engine = engine
         self._facts = facts
         self._report = report
         self._max_message_bytes = max_message_bytes
         self._job_watches = job_watches
+        self._node = node
 
     def Describe(self, _: pb.DescribeRequest, __: object) -> pb.DescribeResponse:
         """Describe the server's device and scheduling."""
@@ -59,6 +62,10 @@ class GnnServeService:
             window=facts.window,
             qos_factor=facts.qos_factor,
             max_message_bytes=self._max_message_bytes,
+            node=self._node(),
+            unanswered=self._engine.moving.room.unanswered,
+            models=sorted(_names_of(self._engine.served())),
+            graphs=[graph.name for graph in self._engine.graphs()],
         )
 
     def Estimate(self, request: pb.EstimateRequest, _: object) -> pb.EstimateResponse:
@@ -173,3 +180,9 @@ class GnnServeService:
         return json_format.ParseDict(
             found, pb.ReportResponse(), ignore_unknown_fields=True, descriptor_pool=POOL
         )
+
+
+def _names_of(served: Iterable[ModelInfo]) -> set[str]:
+    """Return what requests may call the models that take requests, with and without a version."""
+    ready = [one for one in served if one.state == "READY"]
+    return {one.name for one in ready} | {f"{one.name}:{one.version}" for one in ready}

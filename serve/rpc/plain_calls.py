@@ -10,7 +10,7 @@ from serve.rpc.convert import encode_answer_head
 from serve.rpc.joint_calls import MODELS
 from serve.rpc.parameters import decode_parameters
 from serve.rpc.service import InferenceService
-from serve.server.api import InferCall
+from serve.server.api import BetterElsewhere, InferCall
 from serve.server.plain_requests import PlainRequests
 from serve.server.ticket import Answer, PlainTicket
 
@@ -37,12 +37,13 @@ class PlainCalls:
         answer: Answer,
         caller: Principal = ANYBODY,
         trace_parent: str = "",
+        hops: int = 0,
     ) -> PlainTicket | None:
         """Submit a staged request, which is the ticket's from then on.
 
-        Returns None for one that must go the way of messages: its model is served no more, or it
-        asks for a resident graph or for several models. Raises ServeError for one that is refused;
-        a refusal gets its row in the report.
+        Returns None for one that must go the way of messages: its model is served no more, it asks
+        for a resident graph or for several models, or it had better be elsewhere. Raises
+        ServeError for one that is refused; a refusal gets its row in the report.
         """
         entry = self.plain.entry(request.token)
         given = request.parameters
@@ -61,9 +62,13 @@ class PlainCalls:
                 client_id=client_id,
                 wanted=tuple(request.wanted),
                 trace_parent=trace_parent,
+                hops=hops,
+                movable=self._service.elsewhere is not None and not hops,
                 **parameters._asdict(),
             )
             return self.plain.submit(call, entry, request, answer)
+        except BetterElsewhere:
+            return None
         except ServeError as error:
             self._refused(name, version, client_id, arrived_ns, error, trace_parent)
             self._service.failed(name, str(entry.spec.version), arrived_ns)
@@ -74,7 +79,7 @@ class PlainCalls:
         try:
             record = ticket.finished(outcome)
             outputs = ticket.inputs.output_places(ticket.output_shape)
-            head = encode_answer_head(ticket.call.client_id, record, outputs)
+            head = encode_answer_head(ticket.call.client_id, record, outputs, self._service.node)
         except Exception:
             spec = ticket.entry.spec
             self._service.failed(spec.name, str(spec.version), ticket.call.arrived_ns)

@@ -30,6 +30,7 @@ from serve.rpc import gnnserve_service as own
 from serve.rpc import service
 from serve.rpc.admin_socket import AdminSocket
 from serve.rpc.call_threads import CallThreads
+from serve.rpc.elsewhere import Elsewhere
 from serve.rpc.front_calls import FrontCalls
 from serve.rpc.gate import Gate
 from serve.rpc.guard import Guard
@@ -173,6 +174,7 @@ class GrpcServer:
                     report,
                     max_message_bytes,
                     OpenCallLimit(MAX_JOB_WATCHERS, "watches of training jobs", self._refusals),
+                    lambda: self._inference.node,
                 ),
                 own.AS_BYTES,
                 self._refusals,
@@ -243,6 +245,11 @@ class GrpcServer:
             self.stop(0.0)
             raise
         return self._port
+
+    def pass_on(self, elsewhere: Elsewhere | None) -> None:
+        """Pass on requests that had better be at another server, from now on; None: no others."""
+        self._inference.elsewhere = elsewhere
+        self._inference.node = "" if elsewhere is None else elsewhere.node
 
     def accept(self, max_queue: int) -> None:
         """Have threads for another `max_queue` from now on."""

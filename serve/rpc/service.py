@@ -5,10 +5,10 @@ ticket and encodes the answer. Messages of ModelInfer and ModelStreamInfer are h
 ``serve.wire.messages``. Methods that are missing here answer UNIMPLEMENTED (``handlers``).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import grpc
-from msgspec.structs import replace
 
 import serve
 from serve.access.open_rights import OpenRights
@@ -18,7 +18,6 @@ from serve.errors import (
     RequestCancelled,
     ServeError,
     UnknownName,
-    VersionReplaced,
 )
 from serve.models.repository import version_order
 from serve.obs.record import RequestRecord, ServerRun
@@ -26,15 +25,17 @@ from serve.obs.trace_ids import TRACE_PARENT, trace_parent_of
 from serve.pb import grpc_service_pb2 as pb
 from serve.rpc import describe
 from serve.rpc.cancellation import Cancellation
-from serve.rpc.convert import decode_call, encode_answer
+from serve.rpc.convert import encode_answer
+from serve.rpc.elsewhere import Elsewhere, Origin, is_movable, origin_of
 from serve.rpc.gate import Gate
 from serve.rpc.guard import ADMIT, CALLER
 from serve.rpc.joint_calls import MODELS, JointCalls
 from serve.rpc.open_calls import OpenCallLimit
 from serve.rpc.statistics import Statistics
 from serve.rpc.stream import Stream
+from serve.rpc.submission import Submission
 from serve.rpc.workers import Workers
-from serve.server.api import InferCall, Inference, ModelInfo, Ticket
+from serve.server.api import BetterElsewhere, Inference, ModelInfo
 from serve.server.clock import now_ns
 from serve.server.load_turns import LoadCancellation
 from serve.server.regions import Regions
@@ -64,9 +65,13 @@ class InferenceService:
         #: Threads for the requests of streams; each stream has two more of its own.
         self.stream_workers = workers
         self._streams = streams
+        #: Servers that requests may be passed on to, and this one's name among them.
+        self.elsewhere: Elsewhere | None = None
+        self.node = ""
         #: Of the streams that are open here.
         self.stream_rights = OpenRights()
         self._statistics = Statistics()
+        self._submission = Submission(engine, regions, self.failed)
         self._joint = JointCalls(engine, regions, self.succeeded, self.failed)
 
     # -- inference ----------------------------------------------------------------------------
@@ -89,8 +94,8 @@ class InferenceService:
             self.not_read(arrived_ns, error)
             raise
         request, left_s = decode_request(message), context.time_remaining()
-        trace = _trace_parent(context)
-        return self.infer(request, arrived_ns, cancellation, left_s, CALLER.get(), trace)
+        trace, origin = _trace_parent(context), origin_of(message, _headers(context))
+        return self.infer(request, arrived_ns, cancellation, left_s, CALLER.get(), trace, origin)
 
     def ModelStreamInfer(
         self, messages: Iterator[bytes], context: grpc.ServicerContext
@@ -100,11 +105,15 @@ class InferenceService:
         Errors are sent as messages of the stream. With the metadata `triton_grpc_error: true` the
         first error ends the stream with its status instead.
         """
-        rights, trace = self.stream_rights, _trace_parent(context)
+        rights, trace, headers = self.stream_rights, _trace_parent(context), _headers(context)
 
-        def infer(request: WireRequest, arrived_ns: int, cancellation: Cancellation) -> bytes:
-            left_s = context.time_remaining()
-            return self.infer(request, arrived_ns, cancellation, left_s, opened.caller, trace)
+        def infer(
+            request: WireRequest, message: bytes, arrived_ns: int, cancellation: Cancellation
+        ) -> bytes:
+            left_s, origin = context.time_remaining(), origin_of(message, headers)
+            return self.infer(
+                request, arrived_ns, cancellation, left_s, opened.caller, trace, origin
+            )
 
         stream = Stream(
             infer, self._gate, self.stream_workers, cancel=context.cancel, lost=self.not_read
@@ -126,6 +135,7 @@ class InferenceService:
         remaining_s: float,
         caller: Principal = ANYBODY,
         trace_parent: str = "",
+        origin: Origin | None = None,
     ) -> bytes:
         """Run a request whose call is counted by the gate already, to its end.
 
@@ -136,17 +146,33 @@ class InferenceService:
             remaining_s: Seconds until the call's deadline.
             caller: Whom the call comes from.
             trace_parent: The client's span, see ``trace_ids``; empty for none.
+            origin: What may be passed on to another server; None to answer here.
 
         Returns `ModelInferResponse`, serialized. Raises ServeError.
         """
         if MODELS in request.parameters:
             asked = request, arrived_ns, cancellation, remaining_s, caller, trace_parent
             return self._joint.infer(*asked)
-        model, call, ticket = self._submit(request, arrived_ns, remaining_s, caller, trace_parent)
+        hops, movable = 0, False
+        if origin is not None:
+            hops, movable = origin.hops, self.elsewhere is not None and is_movable(request, origin)
+        submit = partial(
+            self._submission.submit, request, arrived_ns, remaining_s, caller, trace_parent, hops
+        )
+        try:
+            model, call, ticket = submit(movable=movable)
+        except BetterElsewhere as found:
+            assert self.elsewhere is not None
+            assert origin is not None
+            left_s = remaining_s - (now_ns() - arrived_ns) / 1e9
+            passed = self.elsewhere.answer(request, origin, found.task, left_s, cancellation)
+            if passed is not None:
+                return passed
+            model, call, ticket = submit(movable=False)
         cancellation.submitted(ticket)
         try:
             result = ticket.result()
-            answer = encode_answer(request.request_id, result, call.output_place)
+            answer = encode_answer(request.request_id, result, call.output_place, self.node)
         except Exception:
             self.failed(model.name, model.version, arrived_ns)
             raise
@@ -155,30 +181,6 @@ class InferenceService:
         self.succeeded(result.record)
         self._engine.answered(call, result)
         return answer
-
-    def _submit(
-        self, request: WireRequest, arrived_ns: int, remaining_s: float, caller: Principal,
-        trace_parent: str,
-    ) -> tuple[ModelInfo, InferCall, Ticket]:  # fmt: skip
-        """Check the request and submit it; a refusal gets its row in the report."""
-        model = None
-        try:
-            while True:
-                model = self._engine.model(request.model, request.version, request.request_id)
-                call = decode_call(request, model, self._regions, arrived_ns, remaining_s, caller)
-                if trace_parent:
-                    call = replace(call, trace_parent=trace_parent)
-                try:
-                    return model, call, self._engine.submit(call)
-                except VersionReplaced:
-                    continue  # ends: each time another version was unloaded
-        except ServeError as error:
-            self._engine.refused(
-                request.model, request.version, request.request_id, arrived_ns, error, trace_parent
-            )
-            if model is not None:
-                self.failed(model.name, model.version, arrived_ns)
-            raise
 
     # -- health and metadata ------------------------------------------------------------------
 
@@ -362,8 +364,12 @@ def _cancelled_with(context: grpc.ServicerContext) -> LoadCancellation:
     return cancellation
 
 
+def _headers(context: grpc.ServicerContext) -> Sequence[tuple[str, str | bytes]]:
+    return context.invocation_metadata() or ()
+
+
 def _trace_parent(context: grpc.ServicerContext) -> str:
-    for name, value in context.invocation_metadata() or ():
+    for name, value in _headers(context):
         if name == TRACE_PARENT:
             return trace_parent_of(str(value))
     return ""

@@ -28,8 +28,8 @@ from serve.wire.messages import (
     encode_stream_answer,
 )
 
-#: Runs a request: (request, arrived_ns, cancellation) to the serialized response.
-Infer = Callable[[WireRequest, int, Cancellation], bytes]
+#: Runs a request: (request, its message, arrived_ns, cancellation) to the serialized response.
+Infer = Callable[[WireRequest, bytes, int, Cancellation], bytes]
 #: Most requests of one stream that are in flight or answered and not yet written.
 WINDOW = 256
 #: Time after which a client that reads nothing of what it was answered may lose its stream.
@@ -196,7 +196,7 @@ class Stream:
             request_id = request.request_id
             self._gate.enter()
             inside = True
-            content: bytes | Exception = self._infer(request, arrived_ns, cancellation)
+            content: bytes | Exception = self._infer(request, message, arrived_ns, cancellation)
         except WireError as error:
             self._lost(arrived_ns, InvalidInput(str(error)))
             content = error

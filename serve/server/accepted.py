@@ -21,6 +21,9 @@ class AcceptedRequests:
     def __bool__(self) -> bool:
         return bool(self._tickets)
 
+    def __len__(self) -> int:
+        return len(self._tickets)
+
     def __contains__(self, task_id: TaskId) -> bool:
         return task_id in self._tickets
 

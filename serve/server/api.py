@@ -1,12 +1,13 @@
 """The server as its transports see it; ``engine.Engine`` implements `Inference`."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
 
+from serve.core.types import Task
 from serve.errors import InvariantViolation, ServeError
 from serve.estimate.sampling import ExpectedSample
 from serve.graphs.typed_updates import TypedChange
@@ -80,6 +81,10 @@ class InferCall(msgspec.Struct, frozen=True):
     chosen: str = ""
     #: The client's span, see ``trace_ids``; empty for none.
     trace_parent: str = ""
+    #: Servers that have passed it on to this one.
+    hops: int = 0
+    #: It may be passed on to another server, so ``BetterElsewhere`` may be raised.
+    movable: bool = False
 
     def payload(self) -> WireRequest:
         """Return model, tensors and wanted outputs as a message has them, without parameters."""
@@ -103,6 +108,39 @@ class InferCall(msgspec.Struct, frozen=True):
             if base == NODE_IDS.name:
                 return of, tensor
         raise InvariantViolation(f"a request for graph '{self.graph}' has no node ids")
+
+
+class BetterElsewhere(Exception):
+    """A movable request was not taken in: this server cannot hold it, or would answer late."""
+
+    def __init__(self, task: Task | None = None) -> None:
+        """`task` is what it would have been; None for one whose model or graph is not here."""
+        super().__init__(task)
+        self.task = task
+
+
+class Room(NamedTuple):
+    """What a server has for requests, and how many it has."""
+
+    #: Accepted requests without an answer.
+    unanswered: int
+    #: Requests that execute at once.
+    slots: int
+    #: Memory for the tasks of its largest device.
+    budget_bytes: int
+
+
+class Moving(Protocol):
+    """Whether requests had better be on another server, as a front decides by what is here."""
+
+    #: Says which movable tasks had better be there; None: there is no other. It is called under the
+    #: driver's lock.
+    moves: Callable[[Task, Room], bool] | None
+
+    @property
+    def room(self) -> Room:
+        """What the server has for requests now. Any thread."""
+        ...
 
 
 #: Name of the output of a model that does not declare its outputs: FP32 [rows, columns].
@@ -306,6 +344,7 @@ class Inference(Protocol):
     """The engine as transports see it. Every method may be called from any thread."""
 
     training: Training
+    moving: Moving
 
     @property
     def serving(self) -> bool:
@@ -325,7 +364,8 @@ class Inference(Protocol):
     def submit(self, call: InferCall) -> Ticket:
         """Estimate and admit a request; raises UnknownName, NotReady or InvalidInput.
 
-        Every other end of the request comes from ``Ticket.result()``.
+        A movable one may raise BetterElsewhere. Every other end of the request comes from
+        ``Ticket.result()``.
         """
         ...
 

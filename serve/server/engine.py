@@ -28,6 +28,7 @@ from serve.server.api import (
     InferResult,
     ModelEstimate,
     ModelInfo,
+    Moving,
     Training,
 )
 from serve.server.assembly import assemble
@@ -73,6 +74,7 @@ class Engine:
         self._intake = parts.intake
         self._records = parts.records
         self.training: Training = parts.trainer
+        self.moving: Moving = parts.intake
         #: For a front that stages requests itself.
         self.plain = PlainRequests(
             parts.catalogue,

@@ -7,7 +7,7 @@ have them staged at once, and hand the task to the driver.
 import itertools
 import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 
 from msgspec.structs import replace
@@ -19,7 +19,7 @@ from serve.ipc.shared_pool import SharedPool
 from serve.obs.payload_recorder import PayloadRecorder
 from serve.obs.record import RequestRecord
 from serve.server import clock
-from serve.server.api import InferCall, InferResult
+from serve.server.api import BetterElsewhere, InferCall, InferResult, Room
 from serve.server.catalogue import ModelCatalogue, ModelEntry
 from serve.server.declared_inputs import DeclaredInputs
 from serve.server.driver import Driver
@@ -66,10 +66,22 @@ class Intake:
         self._counts_shared_once = counts_shared_once
         #: Gets the tensors of requests that are taken in; None to record none.
         self.payloads: PayloadRecorder | None = None
+        #: Says which movable tasks had better be on another server; None: there is no other.
+        self.moves: Callable[[Task, Room], bool] | None = None
         #: Prefix of request ids, so that those of two starts differ.
         self._boot_id = uuid.uuid4().hex[:8]
         self._task_ids = itertools.count(1)
         self._refusal_ids = itertools.count(1)
+
+    @property
+    def room(self) -> Room:
+        """What the server has for requests now."""
+        devices = self._driver.scheduler.devices
+        return Room(
+            len(self._driver.requests),
+            sum(one.params.device.slots for one in devices),
+            max(one.budget_bytes for one in devices),
+        )
 
     def submit(self, call: InferCall) -> WaitingTicket:
         """Size, stage and hand over a request; see ``api.Inference``."""
@@ -91,11 +103,16 @@ class Intake:
     def submit_staged(
         self, call: InferCall, inputs: StagedInputs, answer: Answer
     ) -> PlainTicket | None:
-        """Hand over a request that is staged already; None when its model was retired."""
+        """Hand over a request that is staged already; None when its model was retired.
+
+        Raises BetterElsewhere for a movable one.
+        """
         with self._lock:
             if inputs.entry.retired:
                 return None
-            ticket = PlainTicket(self._driver, inputs, *self._task(inputs), answer)
+            task, uid = self._task(inputs)
+            self._require_better_here(call, task)
+            ticket = PlainTicket(self._driver, inputs, task, uid, answer)
             self._driver.accept(TaskArrived(ticket.task, inputs.early_ns), ticket)
             return ticket
 
@@ -149,7 +166,9 @@ class Intake:
             with self._lock:
                 if entry.retired:
                     return None
-                ticket = WaitingTicket(self._driver, inputs, *self._task(inputs))
+                task, uid = self._task(inputs)
+                self._require_better_here(call, task)
+                ticket = WaitingTicket(self._driver, inputs, task, uid)
                 accepted = True
                 self._driver.accept(TaskArrived(ticket.task, inputs.early_ns), ticket)
                 return ticket
@@ -196,6 +215,11 @@ class Intake:
             if not accepted:
                 for inputs in members:
                     inputs.release()
+
+    def _require_better_here(self, call: InferCall, task: Task) -> None:
+        """Raise BetterElsewhere for a movable call that had better be there. Under the lock."""
+        if call.movable and self.moves is not None and self.moves(task, self.room):
+            raise BetterElsewhere(task)
 
     def _entry(self, call: InferCall) -> ModelEntry:
         """Return the served version that the call is for.

@@ -106,6 +106,7 @@ def build_record(
         reserve_bytes=task.estimate.reserve_bytes,
         joint_uid="" if ticket.joint is None else ticket.joint.uid,
         trace_parent=call.trace_parent,
+        hops=call.hops,
     )
 
 
@@ -170,6 +171,7 @@ def _run_record(
         nonfinite_values=ticket.nonfinite_values,
         joint_uid="" if ticket.joint is None else ticket.joint.uid,
         trace_parent=call.trace_parent,
+        hops=call.hops,
     )
 
 

@@ -10,6 +10,8 @@ import tritonclient.grpc as triton
 
 from bench.kit.servers import free_ports, listening
 from bench.kit.waiting import wait_for
+from serve.config import load_config
+from serve.errors import ConfigError
 from tests.docs.pages import texts
 from tests.e2e.support import run_python
 from tests.obs.builders import record
@@ -43,6 +45,16 @@ def answered(client, inputs):
         if error.status() != "StatusCode.UNAVAILABLE":
             raise
         return None
+
+
+def test_the_section_that_tells_of_other_servers_is_one_of_the_configuration(tmp_path):
+    (section,) = texts("docs/cluster.md", "toml", "passed")
+    path = tmp_path / "gnnserve.toml"
+    path.write_text(section)
+    assert load_config(path).cluster.servers_file == "servers"
+    path.write_text(section + '[server.tls]\ncertificate = "server.crt"\n')
+    with pytest.raises(ConfigError, match=r"cluster\.servers_file: .* without the encryption"):
+        load_config(path)
 
 
 def test_reports_of_several_servers_are_one(tmp_path):

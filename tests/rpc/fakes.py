@@ -3,6 +3,7 @@
 import threading
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -11,10 +12,13 @@ from serve.core.versions.rules import VersionRules
 from serve.errors import NotReady, RequestCancelled, ServeError, UnknownName
 from serve.obs.record import RequestRecord, ServerRun
 from serve.server.api import (
+    BetterElsewhere,
+    GraphInfo,
     InferCall,
     InferResult,
     ModelEstimate,
     ModelInfo,
+    Room,
     TensorSpec,
 )
 from serve.server.version_facts import VersionChange, VersionFacts
@@ -109,6 +113,7 @@ class FakeTicket:
             violated=False,
             pmc_estimate_bytes=4096,
             pmc_measured_bytes=self.engine.measured_bytes,
+            hops=self.call.hops,
         )
         return InferResult({"output": answer_to(self.call)}, record)
 
@@ -164,6 +169,9 @@ class FakeEngine:
         self.held: set[str] = set()
         self.hold_all = False
         self.changed = threading.Condition()
+        #: What says which requests move, and the task that it is asked about.
+        self.moving = SimpleNamespace(moves=None, room=Room(0, FACTS.lanes, FACTS.budget_bytes))
+        self.task = None
 
     @property
     def serving(self) -> bool:
@@ -185,7 +193,14 @@ class FakeEngine:
         """Return once `count` requests were submitted."""
         wait_for(lambda: len(self.calls) >= count, f"{count} calls")
 
+    def graphs(self, name: str = "") -> tuple[GraphInfo, ...]:
+        return ()
+
     def submit(self, call: InferCall) -> FakeTicket:
+        moves = self.moving.moves
+        asked = call.movable and moves is not None and self.task is not None
+        if asked and moves(self.task, self.moving.room):
+            raise BetterElsewhere(self.task)
         if self.refuse_with is not None:
             raise self.refuse_with
         self.calls.append(call)

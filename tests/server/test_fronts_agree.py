@@ -3,6 +3,7 @@
 import gc
 import struct
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import grpc
 import numpy as np
@@ -249,6 +250,26 @@ def test_ordinary_messages_are_staged_however_large_they_are(fronts):
     ways = server.ways
     assert ways["plain"] == counts()["plain"]
     assert ways["plain"] + ways["message"] == counts()["called"]
+
+
+def test_a_staged_request_that_had_better_be_elsewhere_is_asked_about_as_it_came(fronts):
+    (_, native), server, _ = fronts
+    content = message(num_nodes=5).SerializeToString()
+    expected = outcome(native, content)
+    asked = []
+
+    def answer(request, origin, task, remaining_s, cancellation):
+        asked.append((bytes(origin.message), task.num_nodes))
+
+    moving = server._inference._engine.moving
+    moving.moves = lambda task, room: True
+    server.pass_on(SimpleNamespace(node="", answer=answer))
+    try:
+        assert outcome(native, content) == expected
+        assert asked == [(content, 5)]
+    finally:
+        server.pass_on(None)
+        moving.moves = None
 
 
 def test_an_answered_request_is_freed_without_the_collector(fronts):

@@ -5,10 +5,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from serve.core.types import NO_LIMITS
 from serve.errors import NotReady, UnknownName
 from serve.ipc.shared_pool import SharedPool
+from serve.server.api import BetterElsewhere, Room
 from serve.server.intake import Intake
 from tests.server.test_request_inputs import Estimator
 from tests.server.test_staging import EDGES, NODES, call
@@ -22,7 +24,14 @@ class World:
         self.lock = threading.Lock()
         self.entries = []
         self.accepted = []
-        self.scheduler = SimpleNamespace(prepares_at_once=True)
+        devices = [
+            SimpleNamespace(
+                budget_bytes=budget_bytes,
+                params=SimpleNamespace(device=SimpleNamespace(slots=slots)),
+            )
+            for budget_bytes, slots in ((50, 1), (40, 2))
+        ]
+        self.scheduler = SimpleNamespace(prepares_at_once=True, devices=devices)
         self.intake = Intake(
             self,
             self,
@@ -59,6 +68,10 @@ class World:
 
     def factor_of(self, entry):
         return 2.0
+
+    @property
+    def requests(self):
+        return self.accepted
 
     def accept(self, event, ticket):
         assert self.lock.locked()
@@ -127,6 +140,23 @@ def test_an_error_on_the_way_leaves_nothing_staged(world):
         world.intake.submit(call())
     assert (world.accepted, world.pool.used_bytes) == ([], 0)
     assert not world.lock.locked()
+
+
+def test_a_movable_request_that_had_better_be_elsewhere_leaves_nothing(world):
+    entry = world.serve()
+    asked = []
+    world.intake.moves = lambda task, room: asked.append((task, room)) or True
+    assert world.intake.submit(call()) in world.accepted
+    assert not asked
+    with pytest.raises(BetterElsewhere) as caught:
+        world.intake.submit(replace(call(), movable=True))
+    ((task, room),) = asked
+    assert (caught.value.task, task.model) == (task, entry.key)
+    assert room == Room(unanswered=1, slots=3, budget_bytes=50)
+    assert len(world.accepted) == 1
+    assert world.pool.used_bytes == world.accepted[0].inputs.staged.block.size_bytes
+    world.intake.moves = lambda task, room: False
+    assert world.intake.submit(replace(call(), movable=True)) in world.accepted
 
 
 def test_names_that_clients_make_up_are_no_labels(world):

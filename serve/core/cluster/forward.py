@@ -12,6 +12,11 @@ from serve.core.cluster.views import MachineView, RoutedRequest
 MOST_HOPS = 1
 
 
+def stays(request: RoutedRequest, here: MachineView, now_ns: int) -> bool:
+    """Return True when the machine can hold the request and is expected to answer in time."""
+    return here.facts.can_hold(request) and here.is_in_time(request, now_ns)
+
+
 def passed_on(
     request: RoutedRequest,
     here: MachineView,
@@ -33,12 +38,9 @@ def passed_on(
 
     It is passed on when it cannot be held here, or would be late here and in time there.
     """
-    if hops >= MOST_HOPS:
-        return None
-    able = here.facts.can_hold(request)
-    if able and here.is_in_time(request, now_ns):
+    if hops >= MOST_HOPS or stays(request, here, now_ns):
         return None
     there = choose(request, others, now_ns + hop_ns)
-    if there is None or not able:
+    if there is None or not here.facts.can_hold(request):
         return there
     return there if there.is_in_time(request, now_ns + hop_ns) else None

@@ -1,0 +1,79 @@
+"""Other servers that may answer a request in place of this one."""
+
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol
+
+from serve.access.callers import AUTHORIZATION
+from serve.core.types import Task
+from serve.rpc.cancellation import Cancellation
+from serve.server.api import Room
+from serve.wire.messages import REGION, WireRequest
+
+#: Header of a request that another server has passed on: it is passed on no more.
+HOPS = "gnnserve-hops"
+
+
+class Origin(NamedTuple):
+    """A request as it came, and what its headers say of its way."""
+
+    #: Serialized.
+    message: bytes | memoryview
+    #: Servers that have passed it on.
+    hops: int = 0
+    #: Its header of that name; empty without.
+    authorization: str = ""
+
+
+class Elsewhere(Protocol):
+    """The other servers. Any thread may call any method."""
+
+    #: Name of this server among them.
+    node: str
+
+    def better(self, task: Task, room: Room) -> bool:
+        """Return True when a task had better be elsewhere, as far as is known without asking."""
+        ...
+
+    def answer(
+        self,
+        request: WireRequest,
+        origin: Origin,
+        task: Task | None,
+        remaining_s: float,
+        cancellation: Cancellation,
+    ) -> bytes | None:
+        """Have another server answer; None to answer here, also once it is cancelled.
+
+        Args:
+            request: What came, decoded.
+            origin: What came, as it is sent on.
+            task: What it would be here; None when its model or graph is not here.
+            remaining_s: Seconds until the call's deadline.
+            cancellation: Passes the call's cancellation on.
+        """
+        ...
+
+
+def hops_of(headers: Iterable[tuple[str, str | bytes]]) -> int:
+    """Return how many servers have passed on a call with these headers: 0 or 1."""
+    return int(any(name == HOPS for name, _ in headers))
+
+
+def origin_of(message: bytes | memoryview, headers: Iterable[tuple[str, str | bytes]]) -> Origin:
+    """Return where a call with these headers came from."""
+    hops, authorization = 0, ""
+    for name, value in headers:
+        if name == HOPS:
+            hops = 1
+        elif name == AUTHORIZATION and isinstance(value, str):
+            authorization = value
+    return Origin(message, hops, authorization)
+
+
+def is_movable(request: WireRequest, origin: Origin) -> bool:
+    """Return True unless it was passed on already, or has tensors in this host's memory."""
+    if origin.hops:
+        return False
+    parameters = [one.parameters for one in request.inputs]
+    parameters += [one.parameters for one in request.outputs]
+    return not any(REGION in each for each in parameters)
