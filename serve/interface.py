@@ -258,10 +258,11 @@ class Interface:
         return tuple(given[symbol] for symbol in self.counts)
 
     def with_nodes_in_each(self, counts: Sequence[int]) -> tuple[int, ...]:
-        """Return the counts with no more graphs than nodes, so that none has to be empty."""
+        """Return the counts with a graph at least and no more than nodes, so that none is empty."""
         given = dict(zip(self.counts, counts, strict=True))
         for symbol, slots in self.divided.items():
-            given[symbol] = min(given[symbol], *(given[slot.symbols[0]] for slot in slots))
+            nodes = min(given[slot.symbols[0]] for slot in slots)
+            given[symbol] = min(max(1, given[symbol]), nodes)
         return tuple(given.values())
 
     @property

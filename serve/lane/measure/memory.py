@@ -37,6 +37,7 @@ from serve.lane.measure.trials import (
     TRACED_CURVED,
     TRACED_LARGE,
     above_estimate,
+    scaled,
     shrunk,
     trace_or_none,
     traces,
@@ -309,7 +310,7 @@ def _largest_trace(probe: ModelProbe, size: tuple[int, ...]) -> MemoryTrace | No
         try:
             return unless_refused(probe, partial(probe.trace, size), size, Shape.PLAIN)
         except TooLarge:
-            size = tuple(count // 2 for count in size)
+            size = scaled(size, 1 / 2)
     return trace_or_none(probe, size, Shape.PLAIN)
 
 

@@ -82,5 +82,10 @@ def shrunk(size: tuple[int, ...], need: Need, limit_bytes: int) -> tuple[int, ..
     It has at least 16 nodes, or 16 of the first kind of them.
     """
     while size[0] > SMALLEST_NODES and need(*size) > limit_bytes:
-        size = tuple(count * 7 // 8 for count in size)
+        size = scaled(size, 7 / 8)
     return size
+
+
+def scaled(size: tuple[int, ...], factor: float) -> tuple[int, ...]:
+    """Return fewer of all counts; where there was one of something, there still is."""
+    return tuple(max(min(count, 1), int(count * factor)) for count in size)

@@ -40,6 +40,10 @@ PROBE_NODES = (16, 1024, 8192)
 PROBE_EDGES_PER_NODE = 10
 PROBE_BYTES = 8 << 20
 _SOME_NODES = 1000
+#: Upper bound of a run on a graph but the smallest: longer ones would delay the start.
+_LONGEST_NS = 100_000_000
+#: Time after which a `LoneRequests.send` begins no request. Traffic teaches what is missing then.
+SEND_NS = Nanos(3_000_000_000)
 #: Repetitions of each observation for the estimators, which move by small steps because they are
 #: made for a stream of noisy runs.
 LESSONS = 20
@@ -73,9 +77,16 @@ class LoneRequests:
         self._seen: dict[tuple[str, Size], list[RequestRecord]] = {key: [] for key in self._probes}
 
     def send(self, times: int) -> None:
-        """Send each request `times` times; the estimates learn from the runs as they end."""
+        """Send each request `times` times, or as often as `SEND_NS` allow, from the smallest on.
+
+        The estimates learn from the runs as they end.
+        """
+        until_ns = clock.now_ns() + SEND_NS
         for _ in range(times):
             for key, (entry, size, tensors) in list(self._probes.items()):
+                if clock.now_ns() > until_ns:
+                    _log.info("timing lone requests: stopped after %g s", SEND_NS / 1e9)
+                    return
                 threading.Event().wait(IDLE_NS / 1e9)
                 try:
                     record = self._ask(entry.spec.name, tensors)
@@ -138,7 +149,12 @@ def _sizes(entry: ModelEntry, largest_bytes: int) -> list[tuple[int, int]]:
     some = probe_counts(entry, _SOME_NODES, PROBE_EDGES_PER_NODE * _SOME_NODES)
     most = max(1, int(_SOME_NODES * largest_bytes / inputs.at(*some)))
     chosen = sorted({min(num_nodes, most) for num_nodes in PROBE_NODES})
-    return [(num_nodes, PROBE_EDGES_PER_NODE * num_nodes) for num_nodes in chosen]
+    first, *others = [(num_nodes, PROBE_EDGES_PER_NODE * num_nodes) for num_nodes in chosen]
+
+    def is_short(size: tuple[int, int]) -> bool:
+        return entry.estimator.run_ns(*probe_counts(entry, *size)) <= _LONGEST_NS
+
+    return [first, *filter(is_short, others)]
 
 
 def probe_counts(entry: ModelEntry, num_nodes: int, num_edges: int) -> tuple[int, ...]:

@@ -20,6 +20,8 @@ def test_graphs_are_counted_apart_from_nodes():
     assert interface.spread(100, 300) == (100, 300, 10)
     assert interface.spread(0, 0) == (0, 0, 0)
     assert interface.with_nodes_in_each((4, 9, 20)) == (4, 9, 4)
+    assert interface.with_nodes_in_each((4, 9, 0)) == (4, 9, 1)
+    assert interface.with_nodes_in_each((0, 0, 1)) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("counts", [(9, 20, 3), (3, 0, 3), (1, 1, 1), (0, 0, 0)])

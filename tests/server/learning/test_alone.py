@@ -98,6 +98,25 @@ def test_models_take_turns_from_small_to_large(world):
     assert world.asked == turn * 3
 
 
+def test_no_run_but_those_of_the_smallest_graphs_is_long(world, monkeypatch):
+    slow = world.entries["slow"].estimator
+    monkeypatch.setattr(slow, "run_ns", lambda nodes, edges: nodes * module._LONGEST_NS // 1024)
+    world.learn()
+    assert {nodes for model, nodes in world.asked if model == "slow"} == {16, 1024}
+    monkeypatch.setattr(slow, "run_ns", lambda nodes, edges: 2 * module._LONGEST_NS)
+    world.asked.clear()
+    world.learn()
+    assert {nodes for model, nodes in world.asked if model == "slow"} == {16}
+
+
+def test_after_its_time_it_begins_no_request_and_what_it_has_teaches(world, monkeypatch):
+    now = iter(range(0, 1 << 62, module.SEND_NS // 4))
+    monkeypatch.setattr(module.clock, "now_ns", lambda: next(now))
+    world.learn()
+    assert world.asked == [("quick", 16), ("slow", 16), ("quick", 1024), ("slow", 1024)] * 2
+    assert world.overhead.base_ns == pytest.approx(BASE_NS, rel=0.02)
+
+
 def test_no_request_is_larger_than_the_server_takes(world):
     limit_bytes = 1 << 20
     world.learn(limit_bytes)
