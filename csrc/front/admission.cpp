@@ -61,7 +61,7 @@ void Front::Client::ask(Stream& stream, const CallHead& head) {
     stream.role = std::move(call);
     front.expect_end();
     front.calls_.emplace(handle, &stream);
-    front.events_.push_back(std::move(event));
+    tell(std::move(event));
     front.bound_receiving();
 }
 

@@ -155,18 +155,15 @@ std::optional<Polled> Front::turn(std::int64_t until_ns, bool& looked) {
         const std::lock_guard held(lock_);
         woken = woken_;
     }
-    if (!events_.empty() || !packets_.empty() || other_ready_ || woken ||
+    if (!ends_.empty() || !telling_.empty() || !packets_.empty() || other_ready_ || woken ||
         (until_ns >= 0 && now_ns >= until_ns)) {
         if (!looked) {
             // What was left of the last time must not hide the other descriptor.
             wait(0);
         }
         std::optional<Polled> found(std::in_place);
-        const auto last =
-            events_.begin() + static_cast<std::ptrdiff_t>(std::min(events_.size(), kMostEvents));
         found->events.reserve(kMostEvents);
-        std::move(events_.begin(), last, std::back_inserter(found->events));
-        events_.erase(events_.begin(), last);
+        tell_some(found->events);
         found->packets = std::exchange(packets_, {});
         found->other = std::exchange(other_ready_, false);
         const std::lock_guard held(lock_);
@@ -180,6 +177,18 @@ std::optional<Polled> Front::turn(std::int64_t until_ns, bool& looked) {
     }
     wait(waits || !resumable_.empty() ? 0 : wait_ns);
     return std::nullopt;
+}
+
+// Tells ends of calls, and then calls: one of each client in turn, so that whoever has the most
+// does not keep the others waiting. `events` has room.
+void Front::tell_some(std::vector<Event>& events) {
+    const auto last =
+        ends_.begin() + static_cast<std::ptrdiff_t>(std::min(ends_.size(), kMostEvents));
+    std::move(ends_.begin(), last, std::back_inserter(events));
+    ends_.erase(ends_.begin(), last);
+    while (events.size() < kMostEvents && !telling_.empty()) {
+        events.push_back(telling_.front()->told_next());
+    }
 }
 
 // Takes what the sockets have, after at most `wait_ns` (negative: for ever).
@@ -357,13 +366,18 @@ void Front::end_slow_readers(std::int64_t now_ns) {
     }
 }
 
-// Has clients lose calls, the ones with the most bytes first, until no more than allowed are held.
+// Has clients lose calls, the ones with the most bytes first, when more than allowed are held: some
+// more than needed, as all calls of a client are looked at each time.
 void Front::bound_receiving() {
-    while (receiving_bytes_ > options_.max_receiving_bytes) {
+    if (receiving_bytes_ <= options_.max_receiving_bytes) {
+        return;
+    }
+    const std::size_t enough = options_.max_receiving_bytes - options_.max_receiving_bytes / 32;
+    while (receiving_bytes_ > enough) {
         const auto most = std::max_element(
             clients_.begin(), clients_.end(),
             [](const auto& a, const auto& b) { return a->held_bytes < b->held_bytes; });
-        if (most == clients_.end() || !(*most)->refuse_largest()) {
+        if (most == clients_.end() || !(*most)->refuse_largest(receiving_bytes_ - enough)) {
             return;
         }
     }
@@ -389,7 +403,7 @@ void Front::apply_replies() {
     {
         const std::lock_guard held(lock_);
         replies.swap(replies_);
-        ends = std::exchange(ends_, false);
+        ends = std::exchange(announces_end_, false);
     }
     for (Reply& one : replies) {
         const auto at = calls_.find(one.handle);
@@ -499,7 +513,7 @@ void Front::wake() {
 void Front::announce_end() {
     {
         const std::lock_guard held(lock_);
-        ends_ = true;
+        announces_end_ = true;
     }
     ring();
 }

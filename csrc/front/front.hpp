@@ -110,13 +110,13 @@ struct Polled {
 
 // Why calls or connections were refused here, with how many were.
 struct FrontCounts {
-    // `called` counts all that came out of `poll`, `plain` those of them that were staged. Both
+    // `called` counts all that come out of `poll`, `plain` those of them that were staged. Both
     // count the messages of `streams`.
     std::atomic<std::uint64_t> called{0}, plain{0}, streams{0}, forwarded{0};
     std::atomic<std::uint64_t> no_message{0}, message_size{0}, malformed{0}, header_size{0},
         receiving_bytes{0}, connections{0}, peer_connections{0}, media_type{0}, resets{0},
         control_frames{0}, slow_reader{0}, open_calls_refused{0}, idle_stream{0};
-    // Calls that ended, not refused, before their message was there.
+    // Calls that ended, not refused, before their message was there or came out of `poll`.
     std::atomic<std::uint64_t> unread{0};
     std::atomic<std::uint64_t> open_connections{0}, open_calls{0};
 };
@@ -222,6 +222,7 @@ private:
     bool resume_some();
     void expect_end();
     void end_request(std::uint64_t handle) noexcept;
+    void tell_some(std::vector<Event>& events);
     bool make_stream_room();
     void end_late_streams(std::int64_t now_ns);
     void end_those_in_the_way(std::int64_t now_ns);
@@ -256,8 +257,11 @@ private:
     // Open streams of requests, and those whose bytes can be taken on, by a key of their own.
     std::map<std::uint64_t, Stream*> streams_, resumable_;
     std::int64_t next_look_ns_ = 0;
-    // Has room for the end of each call in `calls_`, which thus can always be told.
-    std::vector<Event> events_;
+    // Ends of calls that were told. Has room for that of each call in `calls_`, which thus can
+    // always be told.
+    std::vector<Event> ends_;
+    // Clients with calls that were not told, in turn.
+    std::list<Client*> telling_;
     // Counts calls of `forget_admitted`.
     std::atomic<std::uint64_t> admissions_{0};
     int other_ = -1;
@@ -272,7 +276,7 @@ private:
     std::vector<Reply> replies_;
     std::shared_ptr<const PlainModels> models_;
     std::shared_ptr<const TlsContext> tls_;
-    bool ends_ = false;
+    bool announces_end_ = false;
     bool woken_ = false;
 };
 

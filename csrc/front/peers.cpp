@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstring>
 #include <exception>
+#include <functional>
 #include <system_error>
 
 namespace gnnserve::front {
@@ -98,6 +99,12 @@ Front::Client::Client(Front& front, int fd, const TlsContext* tls) : Socket(fron
     connection =
         std::make_unique<Connection>(*front.api_, fd, Connection::Side::kServer, limits, *this,
                                      tls == nullptr ? nullptr : std::make_unique<TlsSession>(*tls));
+}
+
+Front::Client::~Client() {
+    if (!untold_.empty()) {
+        front.telling_.erase(turn_);
+    }
 }
 
 // Tells of the certificate that the client showed, after whatever it says itself.
@@ -212,7 +219,7 @@ void Front::Client::closed(Stream& stream, std::uint32_t error_code) {
         }
     } else if (auto* asked = dynamic_cast<Unadmitted*>(stream.role.get())) {
         stream.connection().consumed(asked->unread.size());
-        if (asked->streams) {
+        if (!forget(asked->handle) && asked->streams) {
             front.end_request(asked->handle);
         } else {
             front.calls_.erase(asked->handle);
@@ -224,7 +231,7 @@ void Front::Client::closed(Stream& stream, std::uint32_t error_code) {
         if (auto* streaming = dynamic_cast<StreamCall*>(call)) {
             closed_stream(*streaming);
         } else if (static_cast<Call*>(call)->handed) {
-            front.end_request(call->handle);
+            end_call(call->handle);
         } else {
             front.calls_.erase(call->handle);
             front.counts_.unread += call->over ? 0 : 1;
@@ -238,41 +245,50 @@ void Front::Client::control_flood() { front.counts_.control_frames += 1; }
 
 void Front::Client::headers_too_large() { front.counts_.header_size += 1; }
 
-bool Front::Client::refuse_largest() {
-    Stream* largest = nullptr;
-    std::size_t most = 0;
+bool Front::Client::refuse_largest(std::size_t bytes) {
+    std::vector<std::pair<std::size_t, std::int32_t>> calls;
     for (const auto& [id, stream] : connection->open_streams()) {
-        std::size_t bytes = 0;
+        std::size_t its = 0;
         if (const auto* held = dynamic_cast<Held*>(stream->role.get())) {
-            bytes = held->bytes;
+            its = held->bytes;
         }
         if (const auto* forwarded = dynamic_cast<Forwarded*>(stream->role.get());
             forwarded != nullptr && forwarded->other != nullptr) {
-            bytes += static_cast<Held&>(*forwarded->other->role).bytes;
+            its += static_cast<Held&>(*forwarded->other->role).bytes;
         }
-        if (bytes > most) {
-            largest = stream.get();
-            most = bytes;
+        if (its > 0) {
+            calls.emplace_back(its, id);
         }
     }
-    if (largest == nullptr) {
-        return false;
+    std::sort(calls.begin(), calls.end(), std::greater<>());
+    std::size_t refused = 0;
+    for (auto one = calls.begin(); one != calls.end() && refused < bytes; ++one) {
+        // Ending one may end another.
+        const auto at = connection->open_streams().find(one->second);
+        if (at != connection->open_streams().end()) {
+            refuse_for_others(*at->second);
+        }
+        refused += one->first;
     }
-    if (auto* forwarded = dynamic_cast<Forwarded*>(largest->role.get())) {
+    return refused > 0;
+}
+
+// Refuses a call as more bytes are held than allowed.
+void Front::Client::refuse_for_others(Stream& stream) {
+    if (auto* forwarded = dynamic_cast<Forwarded*>(stream.role.get())) {
         front.counts_.receiving_bytes += 1;
-        give_up(*largest, *forwarded);
-        return true;
+        give_up(stream, *forwarded);
+        return;
     }
     std::string text = "message: " + std::to_string(front.receiving_bytes_) +
                        " bytes of messages are being received, at most " +
                        std::to_string(front.options_.max_receiving_bytes) + " may be";
-    if (auto* asked = dynamic_cast<Unadmitted*>(largest->role.get())) {
+    if (auto* asked = dynamic_cast<Unadmitted*>(stream.role.get())) {
         front.counts_.receiving_bytes += 1;
-        refuse(*largest, *asked, {static_cast<int>(GrpcCode::kResourceExhausted), std::move(text)});
-        return true;
+        refuse(stream, *asked, {static_cast<int>(GrpcCode::kResourceExhausted), std::move(text)});
+        return;
     }
-    refuse(*largest, GrpcCode::kResourceExhausted, std::move(text), front.counts_.receiving_bytes);
-    return true;
+    refuse(stream, GrpcCode::kResourceExhausted, std::move(text), front.counts_.receiving_bytes);
 }
 
 // Ends a call that is forwarded, on both sides, without what waits to be sent.

@@ -139,6 +139,7 @@ class Front::Client final : public Front::Socket {
 public:
     // The connection is encrypted unless `tls` is null.
     Client(Front& front, int fd, const TlsContext* tls);
+    ~Client() override;
 
     void headers(Stream& stream, bool first) override;
     void data(Stream& stream, std::string_view bytes) override;
@@ -162,8 +163,11 @@ public:
     void finish_stream(Stream& stream, StreamCall& call, GrpcStatus status);
     // Drops what came of the call's message, and what is still to come.
     void stop_receiving(Stream& stream, Receiving& call);
-    // Refuses the call that holds the most bytes; false when there is none.
-    bool refuse_largest();
+    // Refuses the calls that hold the most, so many bytes together; false when none holds any.
+    bool refuse_largest(std::size_t bytes);
+    // Takes the oldest event that was not told, of a client in `Front::telling_`, and gives the
+    // others their turn.
+    Event told_next() noexcept;
 
     std::unique_ptr<Backend> backend;
     std::list<std::unique_ptr<Client>>::iterator place;
@@ -187,6 +191,9 @@ private:
     void take_messages(Stream& stream, StreamCall& call, std::string_view& bytes);
     bool take_message(Stream& stream, Receiving& call, std::string_view& bytes);
     Event received(Stream& stream, Receiving& call);
+    void tell(Event event);
+    bool forget(std::uint64_t handle) noexcept;
+    void end_call(std::uint64_t handle) noexcept;
     void hand_over(Stream& stream, Call& call);
     void connect_backend();
     void hand_over(Stream& stream, StreamCall& call);
@@ -197,9 +204,15 @@ private:
     void forward(Stream& stream, const Headers& headers, bool has_body);
     void give_up(Stream& stream, Forwarded& role);
     void refuse_media_type(Stream& stream);
+    void refuse_for_others(Stream& stream);
     void refuse(Stream& stream, GrpcCode code, std::string text, std::atomic<std::uint64_t>& count,
                 std::int64_t retry_after_ms = -1);
 
+    // By handle, calls that have not come out of `poll`. Those that end meanwhile never do, so that
+    // a client cannot have more looked at than it has open.
+    std::map<std::uint64_t, Event> untold_;
+    // In `Front::telling_`, unless there are none.
+    std::list<Client*>::iterator turn_;
     // Streams whose message is not complete.
     std::unordered_map<std::int32_t, Stream*> awaited_;
     // Methods and credentials of calls that were admitted, the oldest first, and what

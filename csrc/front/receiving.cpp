@@ -171,20 +171,64 @@ Event Front::Client::received(Stream& stream, Receiving& call) {
     event.trace_parent = call.trace_parent;
     event.plain = call.incoming->plain();
     event.message = call.incoming->bytes();
-    front.counts_.called += 1;
-    if (event.plain != nullptr && event.plain->valid()) {
-        front.counts_.plain += 1;
-    }
     call.incoming.reset();
     call.received_block();
     return event;
 }
 
+void Front::Client::tell(Event event) {
+    if (untold_.empty()) {
+        turn_ = front.telling_.insert(front.telling_.end(), this);
+    }
+    try {
+        untold_.emplace(event.handle, std::move(event));
+    } catch (const std::bad_alloc&) {
+        if (untold_.empty()) {
+            front.telling_.erase(turn_);
+        }
+        throw;
+    }
+}
+
+Event Front::Client::told_next() noexcept {
+    const auto first = untold_.begin();
+    Event event = std::move(first->second);
+    front.telling_.splice(front.telling_.end(), front.telling_, turn_);
+    forget(first->first);
+    if (event.kind == Event::Kind::kCall) {
+        front.counts_.called += 1;
+        if (event.plain != nullptr && event.plain->valid()) {
+            front.counts_.plain += 1;
+        }
+    }
+    return event;
+}
+
+// Has the call never come out of `poll`; false when it did.
+bool Front::Client::forget(std::uint64_t handle) noexcept {
+    if (untold_.erase(handle) == 0) {
+        return false;
+    }
+    if (untold_.empty()) {
+        front.telling_.erase(turn_);
+    }
+    return true;
+}
+
+// Ends a call whose message is complete.
+void Front::Client::end_call(std::uint64_t handle) noexcept {
+    if (forget(handle)) {
+        front.calls_.erase(handle);
+        front.counts_.unread += 1;
+    } else {
+        front.end_request(handle);
+    }
+}
+
 void Front::Client::hand_over(Stream& stream, Call& call) {
     Event event = received(stream, call);
     event.credentials = std::move(call.credentials);
-    front.expect_end();
-    front.events_.push_back(std::move(event));
+    tell(std::move(event));
     call.handed = call.over = true;
     call.hold(0);
 }
@@ -196,7 +240,7 @@ void Front::Client::hand_over(Stream& stream, StreamCall& call) {
     front.expect_end();
     call.unanswered.insert(call.handle);
     front.calls_.emplace(call.handle, &stream);
-    front.events_.push_back(std::move(event));
+    tell(std::move(event));
     call.handle = front.next_handle_++;
     call.head.clear();
 }

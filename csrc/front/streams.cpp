@@ -159,7 +159,7 @@ void Front::Client::closed_stream(StreamCall& call) {
         front.calls_.erase(call.key);
     }
     for (const std::uint64_t handle : call.unanswered) {
-        front.end_request(handle);
+        end_call(handle);
     }
     for (const auto& one : call.unsent) {
         front.end_request(one.handle);
@@ -168,15 +168,15 @@ void Front::Client::closed_stream(StreamCall& call) {
 
 // Makes room for the events of a call, and of its end, which must not fail.
 void Front::expect_end() {
-    const std::size_t needed = events_.size() + calls_.size() + 2;
-    if (events_.capacity() < needed) {
-        events_.reserve(2 * needed);
+    const std::size_t needed = ends_.size() + calls_.size() + 2;
+    if (ends_.capacity() < needed) {
+        ends_.reserve(2 * needed);
     }
 }
 
 void Front::end_request(std::uint64_t handle) noexcept {
     calls_.erase(handle);
-    events_.push_back({Event::Kind::kEnded, handle, nullptr, nullptr});
+    ends_.push_back({Event::Kind::kEnded, handle, nullptr, nullptr});
 }
 
 // Ends the stream that has been idle for the longest; false when all are in use.

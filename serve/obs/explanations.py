@@ -42,7 +42,7 @@ REASONS = {
     "time_limit": "its run exceeded the time limit of runs",
     "quarantined": "its model ended lanes again and again and is in quarantine",
     "not_ready": "the server or the model was starting or stopping",
-    "unread": "the call ended before its message was there: cancelled, out of time, disconnected",
+    "unread": "its client cancelled, ran out of time or left before the call was looked at",
     "malformed": "its message was no request",
     "no_message": "its message did not arrive in time",
     "no_thread": "no thread was free for it",

@@ -11,7 +11,7 @@ MESSAGE_SIZE = "message_size"
 MALFORMED = "malformed"
 OPEN_CALLS = "open_calls"
 IDLE_STREAM = "idle_stream"
-#: It ended before its message was there: the client cancelled, disconnected or gave up.
+#: It ended before its message was there or was looked at: the client cancelled or gave up.
 UNREAD = "unread"
 #: See ``serve.access.rules``.
 UNAUTHENTICATED, FORBIDDEN = "unauthenticated", "forbidden"
