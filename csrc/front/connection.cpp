@@ -18,9 +18,9 @@ namespace {
 constexpr std::size_t kSharedCopyBytes = 16 << 10;
 // Largest frame of a body: others' frames go between two of them.
 constexpr std::int64_t kFrameBytes = 1 << 20;
-// Streams a peer may reset at once, and more for each second: libnghttp2's own defaults, which
-// releases before 1.57 lack.
-constexpr double kResetBurst = 1000, kResetsPerSecond = 33;
+// Streams a peer may reset at once, and more for each second: clients reset the calls whose time is
+// over, and of a slow server that may be most.
+constexpr std::uint64_t kResetBurst = 1000, kResetsPerSecond = 200;
 // Frames that belong to no call: at once, more for each second, and more for each frame of a call.
 // Clients that estimate their bandwidth send a ping for some of the frames that they receive.
 constexpr double kControlBurst = 1000, kControlPerSecond = 33, kControlPerFrame = 1;
@@ -301,6 +301,10 @@ H2Option* Connection::option(const H2Api& api) {
         check(api.option_new(&one), "option_new");
         // Windows open as bytes are dealt with: that is the back-pressure.
         api.option_set_no_auto_window_update(one, 1);
+        // Releases since 1.57 have a limit of their own, of 33 a second.
+        if (api.option_set_stream_reset_rate_limit != nullptr) {
+            api.option_set_stream_reset_rate_limit(one, kResetBurst, kResetsPerSecond);
+        }
         return one;
     }();
     return made;

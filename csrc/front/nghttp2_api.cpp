@@ -80,6 +80,9 @@ Loaded load() {
     GNNSERVE_FIND(submit_shutdown_notice);
     GNNSERVE_FIND(session_terminate_session);
 #undef GNNSERVE_FIND
+    api.option_set_stream_reset_rate_limit =
+        reinterpret_cast<decltype(api.option_set_stream_reset_rate_limit)>(
+            dlsym(library, "nghttp2_option_set_stream_reset_rate_limit"));
     return found;
 }
 

@@ -123,6 +123,8 @@ struct H2Api {
     int (*option_new)(H2Option**);
     void (*option_del)(H2Option*);
     void (*option_set_no_auto_window_update)(H2Option*, int);
+    // Null before 1.57.
+    void (*option_set_stream_reset_rate_limit)(H2Option*, std::uint64_t, std::uint64_t);
     int (*session_server_new2)(H2Session**, const H2Callbacks*, void* user, const H2Option*);
     int (*session_client_new2)(H2Session**, const H2Callbacks*, void* user, const H2Option*);
     void (*session_del)(H2Session*);
