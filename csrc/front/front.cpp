@@ -145,11 +145,6 @@ std::optional<Polled> Front::turn(std::int64_t until_ns, bool& looked) {
     const bool waits = resume_some();
     flush_touched();
     const std::int64_t now_ns = Connection::now_ns();
-    if (now_ns >= next_look_ns_) {
-        look(now_ns);
-        flush_touched();
-        next_look_ns_ = now_ns + kLookEvery_ns;
-    }
     bool woken = false;
     {
         const std::lock_guard held(lock_);
@@ -171,7 +166,8 @@ std::optional<Polled> Front::turn(std::int64_t until_ns, bool& looked) {
         return found;
     }
     looked = true;
-    std::int64_t wait_ns = clients_.empty() ? -1 : next_look_ns_ - now_ns;
+    std::int64_t wait_ns =
+        clients_.empty() ? -1 : std::max<std::int64_t>(next_look_ns_ - now_ns, 0);
     if (until_ns >= 0 && (wait_ns < 0 || until_ns - now_ns < wait_ns)) {
         wait_ns = until_ns - now_ns;
     }
@@ -191,15 +187,19 @@ void Front::tell_some(std::vector<Event>& events) {
     }
 }
 
-// Takes what the sockets have, after at most `wait_ns` (negative: for ever).
+// Takes what the sockets have, after at most `wait_ns` (negative: for ever), and now and then ends
+// what takes too long: in this order, as this process may have been stopped meanwhile.
 void Front::wait(std::int64_t wait_ns) {
     std::array<epoll_event, 64> ready;
     const std::int64_t wait_ms = wait_ns <= 0 ? wait_ns : wait_ns / 1'000'000 + 1;
     const int count =
         epoll_wait(epoll_, ready.data(), ready.size(),
                    wait_ms < 0 ? -1 : static_cast<int>(std::min<std::int64_t>(wait_ms, 1'000'000)));
-    if (count < 0 && errno != EINTR) {
-        fail_with("epoll_wait");
+    if (count < 0) {
+        if (errno != EINTR) {
+            fail_with("epoll_wait");
+        }
+        return;
     }
     for (int i = 0; i < count; ++i) {
         const epoll_event& event = ready[static_cast<std::size_t>(i)];
@@ -222,6 +222,10 @@ void Front::wait(std::int64_t wait_ns) {
                 take_packet(static_cast<int>(event.data.u64 >> 2));
                 break;
         }
+    }
+    if (const std::int64_t now_ns = Connection::now_ns(); now_ns >= next_look_ns_) {
+        look(now_ns);
+        next_look_ns_ = now_ns + kLookEvery_ns;
     }
 }
 

@@ -1,19 +1,21 @@
 """Whose calls the server looks at, and when: nobody waits for one who has many, or for nobody."""
 
 import threading
+import time
 from contextlib import ExitStack
 
 import pytest
 
-from bench.kit.http2_frames import END_HEADERS, HEADERS, frame, head_block, prefixed, reset
+from bench.kit.http2_frames import DATA, END_HEADERS, HEADERS, frame, head_block, prefixed, reset
 from bench.kit.waiting import PATIENCE_S, eventually
 from serve.config import ServerConfig
 from serve.rpc.server import GrpcServer
-from serve.wire.messages import INFER_METHOD, STREAM_METHOD
+from serve.wire.messages import INFER_METHOD, STREAM_METHOD, decode_response
 from tests.access.support import callers_of, headers
 from tests.rpc.fakes import FACTS
 from tests.rpc.http2 import Http2, is_over
 from tests.rpc.requests import MESSAGE, native
+from tests.rpc.test_floods import begun
 
 pytestmark = native
 
@@ -128,3 +130,25 @@ def test_the_messages_of_a_stream_stay_in_order(stopped, engine):
         client.read_until(lambda came: is_over(came, stream))
     assert looked.begun == sorted(looked.begun)
     assert len(looked.begun) == 51
+
+
+def test_no_message_is_late_because_the_server_stood_still(stopped):
+    """It came while nobody could take it."""
+    client = None
+
+    def begin(server):
+        nonlocal client
+        client = Http2(server.port)
+        client.head(INFER_METHOD)
+        client.data(1, prefixed(MESSAGE)[:100])
+        eventually(lambda: begun(server) == 1)
+
+    server, looked, _ = stopped(tokens=False, before=begin, receive_timeout_s=1.0)
+    with client:
+        time.sleep(2.0)
+        client.data(1, prefixed(MESSAGE)[100:], end=True)
+        looked.go_on()
+        client.read_until(is_over)
+        answer = b"".join(content for kind, _, content in client.came[1] if kind == DATA)
+    assert decode_response(answer[5:]).request_id == "r"
+    assert server.refused["no_message"] == 0
