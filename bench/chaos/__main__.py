@@ -55,6 +55,8 @@ JOURNAL = "scheduler.journal"
 VERDICT = "verdict.json"
 #: Time between two faults.
 PAUSE_S = 0.3
+#: Who sleeps this long and wakes so much later was stopped, or had no processor.
+BEAT_S, STILL_S = 0.5, 3.0
 #: What a server holds for requests, with its metric: nothing at the end.
 HELD_AT_THE_END = {
     "reserved_bytes": "gnnserve_memory_reserved_bytes",
@@ -215,6 +217,28 @@ def watched(lives: Lives, yield_to: Path | None) -> Iterator[None]:
         pause.unlink(missing_ok=True)
 
 
+@contextmanager
+def heartbeat(world: World) -> Iterator[None]:
+    """Record when this process did not run: then the machine stood still, or others had it."""
+    over = threading.Event()
+
+    def beat() -> None:
+        at = time.monotonic_ns()
+        while not over.wait(BEAT_S):
+            now = time.monotonic_ns()
+            if now - at > (BEAT_S + STILL_S) * 1e9:
+                append(world.folder / "stills.jsonl", at=at, end=now)
+            at = now
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
 def disturb(lives: Lives, options: argparse.Namespace, busy: Callable[[], bool], seed: int) -> None:
     """Do one thing after the other to the server, each once before any is done again."""
     dice = random.Random(seed)
@@ -328,6 +352,7 @@ def run(folder: Path, options: argparse.Namespace, seed: int) -> int:
         lives = Lives(world, server, seed, clock, disk)
         lives.begin()
         stack.enter_context(watched(lives, options.yield_to))
+        stack.enter_context(heartbeat(world))
         requests = options.requests or 1 << 40
         with clients(world, server.target, requests, options.rate, seed) as busy:
             disturb(lives, options, busy, seed)

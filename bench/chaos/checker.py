@@ -59,6 +59,8 @@ STATUSES = {
     "bad_well": {"OK", "DEADLINE_EXCEEDED"} | _REFUSED,
     "expiring": {"OK"} | _REFUSED,
 }
+#: Longest time that a client waits where the record tells no limit.
+PATIENCE_S = 120.0
 #: A server looks for expired credentials twice a second; and more for a busy machine.
 EXPIRY_S = 3.0
 #: The tenant that floods now and then.
@@ -177,11 +179,19 @@ def _stream_may_end(record: Record, asked: Asked, end: Outcome) -> bool:
 def _may_end(record: Record, asked: Asked, end: Outcome) -> bool:
     if end.status == "CANCELLED" and not end.by_client:
         return False
+    if end.status == "DEADLINE_EXCEEDED" and _ran_out_while_still(record, asked, end):
+        return True
     if asked.kind == "expiring" and end.status == "UNAUTHENTICATED":
         return bool(record.during("clock forwards", asked.at, end.at, EXPIRY_S))
     if asked.kind == "region" and end.status in ("INVALID_ARGUMENT", "NOT_FOUND"):
         return any(asked.registered <= life.ready <= end.at for life in record.lives)
     return end.status in STATUSES[asked.kind]
+
+
+def _ran_out_while_still(record: Record, asked: Asked, end: Outcome) -> bool:
+    """Return True when a client's limit passed because nothing ran for a while."""
+    limit_s, waited_s = asked.limit_s or PATIENCE_S, (end.at - asked.at) / S
+    return waited_s - record.stood_still_s(asked.at, end.at) < limit_s <= waited_s
 
 
 def _is_explained(record: Record, key: str, asked: Asked, end: Outcome) -> bool:
@@ -325,11 +335,14 @@ def check_server(record: Record) -> Iterator[Finding]:
 
 
 def _busy(record: Record) -> Finding:
-    """Return in how many seconds something was done to the server, starts and pauses apart."""
+    """Return in how many seconds something was done to the server.
+
+    Starts, pauses and times in which nothing ran are left out.
+    """
     faults = [(one["at"] // S, one["end"] // S) for one in record.faults]
     done = {second for begin, end in faults for second in range(begin, end + 1)}
     first, last = min(done, default=0), max(done, default=0)
-    pauses = [(one["at"], one["end"]) for one in record.pauses]
+    pauses = [(one["at"], one["end"]) for one in (*record.pauses, *record.stills)]
     pauses += [(a.ended, b.ready) for a, b in pairwise(record.lives)]
     apart = {s for begin, end in pauses for s in range(begin // S, end // S + 1)}
     seconds = set(range(first, last + 1)) - apart

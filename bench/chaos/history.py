@@ -5,6 +5,7 @@
     faults.jsonl       what was done to the server, from when to when
     turns.jsonl        when one tenant flooded while the others sent little, and when it did not
     samples.jsonl      the server seen from outside, about once a second
+    stills.jsonl       when the machine stood still, or ran none of the run's processes
     end.json           how the run and the server's last life ended
 
 Times are ns of the machine's monotonic clock. ``checker`` reads this and shares no code with it.

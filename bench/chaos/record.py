@@ -154,6 +154,16 @@ class Record:
         return list(lines_of(self.folder / "pauses.jsonl"))
 
     @cached_property
+    def stills(self) -> list[dict[str, Any]]:
+        """When nothing of the run ran, in order."""
+        return list(lines_of(self.folder / "stills.jsonl"))
+
+    def stood_still_s(self, begin: int, end: int) -> float:
+        """Return for how long of the time from `begin` to `end` nothing of the run ran, in s."""
+        both = ((max(one["at"], begin), min(one["end"], end)) for one in self.stills)
+        return sum(max(late - early, 0) for early, late in both) / S
+
+    @cached_property
     def end(self) -> dict[str, Any]:
         """How it ended."""
         found: dict[str, Any] = json.loads((self.folder / "end.json").read_text())

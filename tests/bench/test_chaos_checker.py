@@ -41,7 +41,7 @@ class Written:
         ]
         self.faults = [self.fault("graph updated", 66, 67, "version 2")]
         self.faults += [self.fault("lane killed", at, at + 1) for at in range(60, 90)]
-        self.turns, self.pauses = [], []
+        self.turns, self.pauses, self.stills = [], [], []
         self.samples = [
             {
                 "at": n * S, "pid": 7, "calls": 1000.0 * n, "rss_bytes": 10**8, "fds": 40,
@@ -126,6 +126,7 @@ class Written:
         lines("faults.jsonl", self.faults)
         lines("turns.jsonl", self.turns)
         lines("pauses.jsonl", self.pauses)
+        lines("stills.jsonl", self.stills)
         lines("samples.jsonl", self.samples)
         lines("lives.jsonl", self.lives)
         (self.folder / "end.json").write_text(json.dumps(self.end))
@@ -500,6 +501,25 @@ def test_a_pause_is_no_time_in_which_nothing_was_done(record):
     nothing_done_for_long(record)
     record.pauses = [{"at": 70 * S, "end": 81 * S}]
     assert record.refused() == []
+
+
+def test_nothing_is_done_while_the_machine_stands_still(record):
+    nothing_done_for_long(record)
+    record.stills = [{"at": 70 * S, "end": 81 * S}]
+    assert record.refused() == []
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "refused"),
+    [(81, 84, []), (81, 82, ["statuses that are not documented"])],
+    ids=["long enough", "too short"],
+)
+def test_a_limit_may_pass_while_the_machine_stands_still(record, begin, end, refused):
+    record.add("late", 80, status="DEADLINE_EXCEEDED", reason="deadline", limit_s=5.0)
+    record.end_of("late")["end"] = 86 * S
+    record.end["calls"] += 1
+    record.stills = [{"at": begin * S, "end": end * S}]
+    assert record.refused() == refused
 
 
 def test_the_servers_own_calls_have_no_rows(record):
