@@ -4,9 +4,10 @@ import os
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 
 import grpc
 import pytest
@@ -14,9 +15,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from bench.kit.http2_frames import in_frames, prefixed
 from bench.kit.servers import ServerProcess
-from serve.wire.messages import INFER_METHOD, STREAM_METHOD
-from tests.e2e.support import GOOD, infer, raw_channel
-from tests.processes import descendants, http_get, is_running, metric, wait_for
+from serve.wire.messages import INFER_METHOD, STREAM_METHOD, encode_request
+from tests.e2e.support import GOOD, infer, random_graph, raw_channel
+from tests.processes import descendants, http_get, is_running, metric, rows, wait_for
 from tests.rpc.http2 import Http2
 
 #: Beyond both together the server ends itself by force, with code 1. The latter is 5 by default,
@@ -56,6 +57,31 @@ def streams_and_watches(server) -> Iterator[None]:
         open_calls = [watch(health_pb2.HealthCheckRequest()) for _ in range(30)]
         for one in open_calls:
             next(one)
+        yield
+
+
+@contextmanager
+def answers_that_nobody_reads(server) -> Iterator[None]:
+    """Large ones, over gRPC: their client opens no window."""
+    message = encode_request("gcn", random_graph(5_000, 10).tensors)
+    with Http2(server.grpc_port, window_bytes=0) as deaf:
+        deaf.most_streams()  # its windows hold from now on
+        for _ in range(3):
+            stream = deaf.head(INFER_METHOD)
+            deaf.send(in_frames(stream, prefixed(message)))
+            deaf.data(stream, b"", end=True)
+        wait_for(lambda: len(rows(server)) == 3, "their runs")
+        yield
+
+
+@contextmanager
+def a_database_that_another_process_locks(server) -> Iterator[None]:
+    with (
+        closing(sqlite3.connect(server.database, isolation_level=None)) as other,
+        raw_channel(server) as call,
+    ):
+        other.execute("BEGIN IMMEDIATE")
+        infer(call, "gcn", GOOD)
         yield
 
 
@@ -100,6 +126,7 @@ def a_full_disk(server) -> Iterator[None]:
 
 STATES = (
     calls_that_never_send_a_message, clients_that_read_nothing, streams_and_watches,
+    answers_that_nobody_reads, a_database_that_another_process_locks,
     a_gateway_that_stands_still, lanes_that_restart, a_full_disk,
 )  # fmt: skip
 
