@@ -35,9 +35,10 @@ def tensors_of(returned: object, name: str = "output") -> Iterator[tuple[str, Te
         for key, value in returned.items():
             yield from tensors_of(value, typed_key(key))
     elif isinstance(returned, tuple | list):
-        for position, value in enumerate(returned):
+        numbers = (f"{name}{position}" for position in range(len(returned)))
+        for part, value in zip(getattr(returned, "_fields", numbers), returned, strict=True):
             if value is not None:
-                yield from tensors_of(value, f"{name}{position}")
+                yield from tensors_of(value, part)
     else:
         raise ModelError(f"forward returned a {type(returned).__name__}")
 

@@ -1,6 +1,7 @@
 """A graph that a model was trained on declares the model's inputs and outputs."""
 
 import tomllib
+from typing import NamedTuple
 
 import msgspec
 import pytest
@@ -224,3 +225,20 @@ def test_what_no_request_or_answer_can_hold_is_told(declared):
         ConfigError, match=r"returned torch.bfloat16 as 'output'; outputs are float32"
     ):
         declared(Halves(), graph)
+
+
+class Scores(NamedTuple):
+    logits: torch.Tensor
+    nothing: None
+    embedding: torch.Tensor
+
+
+class Named(nn.Module):
+    def forward(self, x, edge_index):
+        return Scores(x[:, :1], None, x)
+
+
+def test_the_fields_of_a_named_tuple_name_outputs(declared):
+    graph = Data(x=torch.ones(5, 3), edge_index=torch.zeros(2, 4).long()).to_dict()
+    found, _ = declared(Named(), graph)
+    assert [slot.name for slot in found.outputs] == ["logits", "embedding"]
