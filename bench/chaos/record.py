@@ -161,7 +161,8 @@ class Record:
     def stood_still_s(self, begin: int, end: int) -> float:
         """Return for how long of the time from `begin` to `end` nothing of the run ran, in s."""
         both = ((max(one["at"], begin), min(one["end"], end)) for one in self.stills)
-        return sum(max(late - early, 0) for early, late in both) / S
+        found: float = sum(max(late - early, 0) for early, late in both) / S
+        return found
 
     @cached_property
     def end(self) -> dict[str, Any]:

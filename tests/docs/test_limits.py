@@ -59,7 +59,7 @@ FIXED = {
 COMPILED = {
     "headers of a call": ("connection.hpp", "header_bytes = 16 << 10"),
     "content-type": ("grpc_head.cpp", 'kContentType = "application/grpc"'),
-    "resets": ("connection.cpp", "kResetBurst = 1000, kResetsPerSecond = 33"),
+    "resets": ("connection.cpp", "kResetBurst = 1000, kResetsPerSecond = 200"),
     "pings": ("connection.cpp", "kControlBurst = 1000, kControlPerSecond = 33"),
 }
 #: What limits nothing by a number.
