@@ -230,6 +230,9 @@ class DeviceConfig(Section, frozen=True):
     lane_writes: tuple[str, ...] = ()
     #: Capture and replay runs on a GPU whose shapes recur; `auto`: where it is faster.
     cuda_graphs: Literal["auto", "off"] = "auto"
+    #: Multiprocessors of a GPU that long runs stay off while short ones are in sight; 0 for none.
+    #: The driver rounds up, to 8 on an H200, which has 132. Does not apply to a processor.
+    reserved_sms: Annotated[int, Meta(ge=0)] = 0
     #: GPUs to serve on, by CUDA's numbers; None: all that are of the first one's model.
     gpus: Annotated[tuple[Annotated[int, Meta(ge=0)], ...], Meta(min_length=1)] | None = None
 

@@ -62,6 +62,11 @@ class CudaLibrary:
         self._replay.argtypes = [pointer, pointer]
         self._forget = library.gnnserve_cuda_forget
         self._forget.argtypes = [pointer]
+        number = ctypes.POINTER(ctypes.c_int)
+        self._partition = library.gnnserve_cuda_partition
+        self._partition.argtypes = [code, code, address, number, number]
+        self._partition_stream = library.gnnserve_cuda_partition_stream
+        self._partition_stream.argtypes = [ctypes.c_uint64, address]
         self._gather = library.gnnserve_cuda_gather
         self._gather.argtypes = [
             pointer, pointer, size, size, pointer, pointer, pointer, code, size, pointer,
@@ -109,6 +114,25 @@ class CudaLibrary:
     def forget(self, replay: int) -> None:
         """Free the result of ``end_capture``."""
         self._check(self._forget(replay), "cudaGraphExecDestroy")
+
+    def partition(self, device: int, reserved_sms: int) -> tuple[int, int, int]:
+        """See ``lane.cuda.partition.PartitionCalls``."""
+        context, kept, whole = ctypes.c_uint64(), ctypes.c_int(), ctypes.c_int()
+        self._check(
+            self._partition(
+                device, reserved_sms, ctypes.byref(context), ctypes.byref(kept), ctypes.byref(whole)
+            ),
+            f"a green context without {reserved_sms} multiprocessors of device {device}",
+        )
+        return context.value, kept.value, whole.value
+
+    def partition_stream(self, context: int) -> int:
+        """See ``lane.cuda.partition.PartitionCalls``."""
+        stream = ctypes.c_uint64()
+        self._check(
+            self._partition_stream(context, ctypes.byref(stream)), "a stream of a green context"
+        )
+        return stream.value
 
     def gather(
         self,

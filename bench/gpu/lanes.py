@@ -12,6 +12,7 @@ import torch
 from serve.lane.cuda.arena import LaneMemory
 from serve.lane.cuda.cuda_queue import CudaQueue
 from serve.lane.cuda.queues import Queue
+from serve.lane.cuda.streams import StreamKind
 
 _Found = TypeVar("_Found")
 
@@ -80,7 +81,7 @@ class Lane:
             raise RuntimeError("a lane's task runs in the lane's thread: see Lane.call")
         with task_in(self.memory, limit_bytes):
             try:
-                with self.queue.running(urgent=urgent), torch.inference_mode():
+                with self.queue.running(_kind(urgent)), torch.inference_mode():
                     placed = self.queue.upload(inputs)
                     output = model(placed["x"], placed["edge_index"]).contiguous()
                     place = self._place(output)
@@ -107,7 +108,7 @@ class Lane:
 
     def _begin(self) -> int:
         for urgent in (False, True):
-            with self.queue.running(urgent=urgent), torch.inference_mode():
+            with self.queue.running(_kind(urgent)), torch.inference_mode():
                 if isinstance(self.queue, CudaQueue):
                     self.streams.append(self.queue.stream)
                 first_products(self.queue.device)
@@ -120,6 +121,10 @@ class Lane:
             pinned = self.queue.device.type != "cpu"
             self._places[shape] = torch.empty(shape, dtype=output.dtype, pin_memory=pinned)
         return self._places[shape]
+
+
+def _kind(urgent: bool) -> StreamKind:
+    return StreamKind.URGENT if urgent else StreamKind.ORDINARY
 
 
 def at_once(pieces: Iterable[tuple[Lane, Callable[[], _Found]]]) -> list[_Found]:

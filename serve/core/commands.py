@@ -27,6 +27,8 @@ class LaunchTask(msgspec.Struct, frozen=True):
     #: Prepared tasks of the same model that run with it as one disjoint union, behind it. The
     #: lane tells the end of them all as the end of `task_id`, which also names the run below.
     companions: tuple[TaskId, ...] = ()
+    #: The run stays off the part of the device that is reserved for short ones.
+    bounded: bool = False
 
 
 class SuspendTask(msgspec.Struct, frozen=True):

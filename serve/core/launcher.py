@@ -29,6 +29,7 @@ class Launcher:
         "_planner",
         "_recycling",
         "_replans",
+        "_reserved",
         "_suspends",
         "_tasks",
         "_totals",
@@ -43,6 +44,7 @@ class Launcher:
         self._board, self._tasks, self._totals = parts.board, parts.tasks, parts.totals
         self._planner, self._recycling, self._watch = parts.planner, parts.recycling, parts.watch
         self._window, self._watched = parts.window, parts.params.watched
+        self._reserved = parts.reserved
         #: A group may start whatever else runs, and everything is planned anew each time.
         self._replans = parts.window.replans and not parts.discipline.holds_groups
         #: A run may be suspended for another, so lanes count, not slots.
@@ -95,7 +97,10 @@ class Launcher:
             self._watch.begins(run, now_ns)
         record.run = run
         record.attempt = 1
-        tasks.out.append(LaunchTask(run.task_id, run.lane_id, group_id, 1, run.reserve_bytes))
+        bounded = self._reserved.keeps_off(estimate.run_ns, now_ns)
+        tasks.out.append(
+            LaunchTask(run.task_id, run.lane_id, group_id, 1, run.reserve_bytes, bounded=bounded)
+        )
         board.note(now_ns)
         return True
 
@@ -175,11 +180,13 @@ class Launcher:
             member.attempt += 1
         assert first.group_id is not None
         companions = tuple(member.task.task_id for member in members[1:])
+        bounded = self._reserved.keeps_off(estimate.run_ns, tasks.now_ns)
         tasks.out.append(
             LaunchTask(
-                run.task_id, run.lane_id, first.group_id, first.size, run.reserve_bytes, companions
+                run.task_id, run.lane_id, first.group_id, first.size, run.reserve_bytes, companions,
+                bounded,
             )
-        )
+        )  # fmt: skip
         self._promote_the_patient()
 
     def _leave_plan(self, record: Record) -> PlannedGroup:

@@ -35,6 +35,8 @@ class DeviceFacts:
     slowdown: tuple[float, ...] = NO_SLOWDOWN
     #: What a lane may hold between runs beyond what it needs to serve; None: anything.
     lane_limit_bytes: Bytes | None = None
+    #: Whether long runs can be kept off a part of it, see ``rules.reserved``.
+    has_reserved_part: bool = False
 
     def __post_init__(self) -> None:
         check_slowdown(self.slowdown)

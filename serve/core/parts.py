@@ -10,6 +10,7 @@ from serve.core.planner import Planner
 from serve.core.policies import Policy, get_policy
 from serve.core.rules.own_lanes import OwnLanes
 from serve.core.rules.recycling import Recycling
+from serve.core.rules.reserved import ReservedPart
 from serve.core.rules.watch import Watch
 from serve.core.rules.window import Window, make_window
 from serve.core.state.backlog import Backlog
@@ -36,6 +37,7 @@ class SchedulerParts:
     tasks: Tasks
     planner: Planner
     recycling: Recycling
+    reserved: ReservedPart
     watch: Watch
     own_lanes: OwnLanes
     jobs: TrainingJobs
@@ -65,10 +67,11 @@ def make_parts(params: SchedulerParams, totals: Totals) -> SchedulerParts:
     tasks = Tasks(backlog, plan, totals)
     planner = Planner(params, policy, discipline, window, backlog, board, tasks, totals.quarantine)
     recycling = Recycling(params.device.lane_limit_bytes)
+    reserved = ReservedPart(is_there=params.device.has_reserved_part)
     watch = Watch(board, params.run_limit_ns)
     own_lanes = OwnLanes(board, params.device.lane_ids, recycling)
     jobs = TrainingJobs(params.jobs, board, window)
     return SchedulerParts(
         params, totals, policy, discipline, window, plan, board, backlog, tasks, planner,
-        recycling, watch, own_lanes, jobs,
+        recycling, reserved, watch, own_lanes, jobs,
     )  # fmt: skip

@@ -151,6 +151,8 @@ class RunTask(Message, frozen=True, tag=True, array_like=True):
     limit_bytes: int
     #: Estimate, 0 when unknown; of lanes that share a device, the shorter run goes first.
     run_ns: int = 0
+    #: Of lanes that share a device: stay off the part of it that is reserved for short runs.
+    bounded: bool = False
 
 
 class Stop(Message, frozen=True, tag=True, array_like=True):

@@ -33,6 +33,8 @@ class DevicePlace:
     warm_up_bytes: int = 0
     #: Part of the slab that libraries keep, for all lanes together.
     static_bytes: int = 0
+    #: Multiprocessors that bounded runs stay off, at least.
+    reserved_sms: int = 0
     #: True when requests are staged for it, so that the shared memory is pinned.
     stages: bool = True
 
@@ -48,7 +50,11 @@ class DevicePlace:
         """
         replay_bytes = max(self.replay_bytes, self.calibration_bytes // _CAPTURES_OF_CALIBRATION)
         return replace(
-            self, slab_bytes=self.calibration_bytes, replay_bytes=replay_bytes, stages=False
+            self,
+            slab_bytes=self.calibration_bytes,
+            replay_bytes=replay_bytes,
+            reserved_sms=0,
+            stages=False,
         )
 
 

@@ -97,7 +97,7 @@ class CommandTable:
     def _launch(self, command: LaunchTask) -> None:
         task_ids = command.task_id, *command.companions
         tickets = [self._requests[task_id] for task_id in task_ids]
-        self._lanes.launch(command.lane_id, tickets, command.reserve_bytes)
+        self._lanes.launch(command.lane_id, tickets, command.reserve_bytes, bounded=command.bounded)
 
     def _look(self, command: LookAtLane) -> None:
         look = self._pool.look(command.lane_id, command.task_id)

@@ -29,8 +29,9 @@ _GPU_LANES, _MOST_GPU_LANES = 4, 28
 _GPU_RESERVE_BYTES, _GPU_RESERVE_SHARE = 1 << 30, 1 / 32
 #: The calibrator's memory: a share of a GPU, and an upper bound.
 _CALIBRATION_SHARE, _CALIBRATION_BYTES = 1 / 8, 8 << 30
-#: Static memory of a lane: on each of its two streams, cuBLAS keeps 32 MiB and cublasLt 1.
-_LANE_STATIC_BYTES = 2 * (36 << 20)
+#: Static memory of a lane's stream, of which it has two, and three where multiprocessors are
+#: reserved: cuBLAS keeps 32 MiB on each and cublasLt 1.
+_STREAM_STATIC_BYTES = 36 << 20
 #: Memory for captured runs: a share of a GPU, and an upper bound per lane. Small graphs gain.
 _REPLAY_SHARE, _REPLAY_BYTES = 1 / 32, 256 << 20
 #: Memory for warm-up runs, on one lane at a time: a share of a GPU, and an upper bound.
@@ -153,7 +154,7 @@ def _gpu_device(config: DeviceConfig, found: tuple[Gpu, ...]) -> Device:
     if config.cuda_graphs == "auto":
         replay_bytes = min(_REPLAY_BYTES, int(total_bytes * _REPLAY_SHARE) // lanes)
     warm_up_bytes = min(_WARM_UP_BYTES, int(total_bytes * _WARM_UP_SHARE))
-    static_bytes = lanes * _LANE_STATIC_BYTES
+    static_bytes = lanes * (3 if config.reserved_sms else 2) * _STREAM_STATIC_BYTES
     own_bytes = static_bytes + lanes * replay_bytes + warm_up_bytes
     budget_bytes = int(slab_bytes * (1 - _PIECES_SHARE)) - own_bytes
     if budget_bytes <= 0:
@@ -169,6 +170,7 @@ def _gpu_device(config: DeviceConfig, found: tuple[Gpu, ...]) -> Device:
             replay_bytes=replay_bytes,
             warm_up_bytes=warm_up_bytes,
             static_bytes=static_bytes,
+            reserved_sms=config.reserved_sms,
         )
         for gpu in gpus
     )

@@ -102,13 +102,23 @@ class LaneMonitor:
             self._ready_changed.wait_for(lambda: len(self._ready) == lanes, timeout_s)
             return len(self._ready)
 
-    def launch(self, lane_id: LaneId, tickets: Sequence[RequestTicket], reserve_bytes: int) -> None:
-        """Have the lane run the staged requests within `reserve_bytes`. Under the lock."""
+    def launch(
+        self,
+        lane_id: LaneId,
+        tickets: Sequence[RequestTicket],
+        reserve_bytes: int,
+        *,
+        bounded: bool = False,
+    ) -> None:
+        """Have the lane run the staged requests within `reserve_bytes`. Under the lock.
+
+        `bounded`: see ``LaunchTask``.
+        """
         self._runs[lane_id] = run = LaneRun(tickets, lane_id)
         for ticket in tickets:
             ticket.run = run
         self._last_model[lane_id] = run.entry.spec.key
-        self._pool.launch(lane_id, run.message(reserve_bytes))
+        self._pool.launch(lane_id, run.message(reserve_bytes, bounded=bounded))
 
     def remove(self, lane_id: LaneId) -> None:
         """End a lane that runs nothing for good. Under the lock."""

@@ -70,13 +70,18 @@ class LaneRun:
     def _sizes(self) -> list[tuple[int, ...]]:
         return [member.task.counted for member in self.members]
 
-    def message(self, reserve_bytes: int) -> RunTask:
-        """Return the order to the lane to run within `reserve_bytes`, staged tensors included."""
+    def message(self, reserve_bytes: int, *, bounded: bool = False) -> RunTask:
+        """Return the order to the lane to run within `reserve_bytes`, staged tensors included.
+
+        `bounded`: see ``LaunchTask``.
+        """
         parts = tuple(_part(member) for member in self.members)
         staged_bytes = sum(member.inputs.input_bytes for member in self.members)
         staged_bytes += sum(part.output_capacity_bytes for part in parts)
         limit_bytes = max(0, reserve_bytes - staged_bytes)
-        return RunTask(self.task_id, self.entry.key, parts, limit_bytes, self.estimate.run_ns)
+        return RunTask(
+            self.task_id, self.entry.key, parts, limit_bytes, self.estimate.run_ns, bounded
+        )
 
     def complaint(self, end: TaskDone | TaskError) -> str:
         """Return what cannot be true of the end that the lane reports; empty when all can."""

@@ -19,6 +19,7 @@ from bench.gpu.lanes import Lane, at_once, kept_busy
 from serve.lane.cuda import cuda_queue
 from serve.lane.cuda.cuda_queue import Copies
 from serve.lane.cuda.queues import HostQueue
+from serve.lane.cuda.streams import StreamKind
 from tests.gpu import equality
 
 WORKSPACE_BYTES = 32 << 20
@@ -54,12 +55,13 @@ class Memory:
 
 class Streams(HostQueue):
     def __init__(self, device: Device) -> None:
+        super().__init__()
         self.known, device.count = device, device.count + 2
         self.first = device.count
 
     @contextmanager
-    def running(self, *, urgent=False):
-        self.known.of_thread.stream = self.first + urgent
+    def running(self, kind=StreamKind.ORDINARY):
+        self.known.of_thread.stream = self.first + (kind is StreamKind.URGENT)
         yield
         self.known.of_thread.stream = 0
 

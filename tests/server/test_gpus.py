@@ -7,12 +7,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from serve.config import DeviceConfig
+from serve.config import Config, DeviceConfig
+from serve.core.types import LaneId
 from serve.errors import ConfigError
 from serve.server import device
 from serve.server import gpus as probe
 from serve.server.device import find_device
 from serve.server.gpus import Gpu, NoCuda, find_gpus
+from serve.server.scheduling import scheduler_params
+from tests.builders import unions_saving
 
 GPU = Gpu(0, "H", "u-1", 80 << 30, 81 << 30)
 SAID = f'noise\nfound [[0, "H", "u-1", {80 << 30}, {81 << 30}]]\n'
@@ -160,6 +163,21 @@ def test_what_captured_runs_may_take_is_no_tasks(monkeypatch, budget):
         calibrator = place.for_calibration()
         assert place.replay_bytes <= calibrator.replay_bytes
         assert 0 < calibrator.replay_bytes < calibrator.slab_bytes / 8
+
+
+def test_reserved_multiprocessors_are_the_schedulers_to_use(monkeypatch):
+    """A lane has one stream more then, on which libraries keep memory."""
+    monkeypatch.setattr(device, "find_gpus", lambda: (GPU,))
+    without, found = (
+        find_device(DeviceConfig(lanes=3, reserved_sms=number), spare_lanes=False)
+        for number in (0, 8)
+    )
+    assert found.places[0].reserved_sms == 8
+    assert found.places[0].for_calibration().reserved_sms == 0
+    assert 2 * found.places[0].static_bytes == 3 * without.places[0].static_bytes
+    for each, has_part in ((without, False), (found, True)):
+        made = scheduler_params(Config(), each, [(LaneId(0),)], unions_saving(0))
+        assert made.device.has_reserved_part is has_part
 
 
 def gpus(*names):

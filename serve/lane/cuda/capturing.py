@@ -17,6 +17,7 @@ from serve.lane.cuda.buckets import bucket, fill
 from serve.lane.cuda.placed_model import PlacedModel
 from serve.lane.cuda.queues import Queue
 from serve.lane.cuda.replays import FixedRun, NoRoom, RunInput
+from serve.lane.cuda.streams import StreamKind
 from serve.lane.measure.probe_graphs import Shape, probe_graph
 from serve.lane.measure.where_measured import Site
 from serve.lane.models.loader import LoadedModel
@@ -43,8 +44,7 @@ class Recorder:
         self,
         model: LoadedModel,
         inputs: Iterable[RunInput],
-        *,
-        urgent: bool = False,
+        kind: StreamKind = StreamKind.ORDINARY,
     ) -> FixedRun:
         """Capture a run of `model` on inputs of these names, dtypes and shapes; nothing is run.
 
@@ -54,7 +54,7 @@ class Recorder:
         memory = self._memory
         refusals = 0 if memory is None else memory.refusals()
         held: AbstractContextManager[None] = nullcontext() if memory is None else memory.held()
-        with held, self._queue.running(urgent=urgent):
+        with held, self._queue.running(kind):
             before = 0 if memory is None else memory.live_bytes()
             try:
                 places = {

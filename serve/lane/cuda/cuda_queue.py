@@ -1,13 +1,15 @@
 """The queue of a lane on a GPU: its streams, and the memory that its copies start from."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 
+from serve.lane.cuda.partition import Partition
 from serve.lane.cuda.queues import HotRows
 from serve.lane.cuda.replays import Captured
+from serve.lane.cuda.streams import StreamKind
 from serve.native_cuda import CudaError, CudaLibrary
 
 #: Any, as torch does not annotate its streams and events.
@@ -74,12 +76,19 @@ class _CudaGraph:
 
 
 class CudaQueue:
-    """A lane's two streams, ordinary and urgent. It waits for events, never for the whole device.
+    """A lane's streams, ordinary and urgent ones. It waits for events, never for the whole device.
 
     An urgent stream's kernels get multiprocessors that others free; running kernels go on.
     """
 
-    def __init__(self, device: torch.device, copies: Copies, pinned: Pinned | None = None) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        copies: Copies,
+        pinned: Pinned | None = None,
+        partition: Partition | None = None,
+    ) -> None:
+        """With a `partition` it has a stream for bounded runs, too."""
         self.device = device
         self._copies = copies
         self._pinned = pinned
@@ -87,10 +96,14 @@ class CudaQueue:
         self._begun = False
         # Held for good: torch hands out the same 32 streams again and again.
         self._streams = {
-            False: _cuda.Stream(device, priority=_ORDINARY),
-            True: _cuda.Stream(device, priority=_URGENT),
+            StreamKind.ORDINARY: _cuda.Stream(device, priority=_ORDINARY),
+            StreamKind.URGENT: _cuda.Stream(device, priority=_URGENT),
         }
-        self._current = self._streams[False]
+        if partition is not None:
+            bounded = _cuda.ExternalStream(partition.new_stream(), device)
+            self._streams[StreamKind.BOUNDED] = bounded
+        self.kinds: Sequence[StreamKind] = tuple(self._streams)
+        self._current = self._streams[StreamKind.ORDINARY]
 
     @property
     def stream(self) -> int:
@@ -99,9 +112,9 @@ class CudaQueue:
         return handle
 
     @contextmanager
-    def running(self, *, urgent: bool = False) -> Iterator[None]:
+    def running(self, kind: StreamKind = StreamKind.ORDINARY) -> Iterator[None]:
         """See ``Queue``."""
-        self._current, self._begun = self._streams[urgent], False
+        self._current, self._begun = self._streams[kind], False
         with torch.cuda.device(self.device), torch.cuda.stream(self._current):
             yield
 

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -17,6 +18,7 @@ from serve.lane.cuda.arena import DeviceArena
 from serve.lane.cuda.cuda_queue import Copies, CudaQueue, Pinned
 from serve.lane.cuda.graph_kernels import use_graph_kernels
 from serve.lane.cuda.hot_rows import HotKeeper
+from serve.lane.cuda.partition import Partition
 from serve.lane.cuda.placed_model import load_on
 from serve.lane.cuda.queues import HostQueue, Queue
 from serve.lane.cuda.tables import Tables
@@ -26,8 +28,8 @@ from serve.native_cuda import CudaError, CudaLibrary
 
 _log = logging.getLogger(__name__)
 
-#: Hardware queues of a device, the most that CUDA has; its own choice is 8. Each lane has two
-#: streams. Streams that share a queue wait for each other, the urgent ones too.
+#: Hardware queues of a device, the most that CUDA has; its own choice is 8. Each lane has two or
+#: three streams. Streams that share a queue wait for each other, the urgent ones too.
 _CONNECTIONS = "32"
 #: A task is urgent when another one takes at least this many times as long.
 _SHORT_FACTOR = 2
@@ -67,7 +69,8 @@ class CudaDevice:
         if device.type == "cpu":
             tables = Tables(None)
             hot = HotKeeper(tables, HostQueue)
-            return cls(device, None, HostQueue, tables, hot, place)
+            simulated = partial(HostQueue, bounded=bool(place.reserved_sms))
+            return cls(device, None, simulated, tables, hot, place)
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", _CONNECTIONS)
         library = CudaLibrary()
         index = device.index or 0
@@ -86,12 +89,13 @@ class CudaDevice:
             torch.cuda.get_device_name(device),
         )
         copies, tables = Copies(device), Tables(pinned)
+        partition = Partition.open(library, index, place.reserved_sms)
 
         def open_queue() -> Queue:
             # A thread uses the first GPU until it selects another. Any CUDA call on the wrong GPU,
             # such as pinning memory, would create a context there.
             torch.cuda.set_device(device)
-            return CudaQueue(device, copies, pinned)
+            return CudaQueue(device, copies, pinned, partition)
 
         hot = HotKeeper(tables, open_queue)
         return cls(device, arena, open_queue, tables, hot, place)

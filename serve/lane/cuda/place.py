@@ -34,6 +34,7 @@ from serve.lane.cuda.capturing import replay_most
 from serve.lane.cuda.device import CudaDevice
 from serve.lane.cuda.placed_model import ArenaSite, PlacedModel, load_on
 from serve.lane.cuda.recurring_runs import RecurringRuns
+from serve.lane.cuda.streams import StreamKind
 from serve.lane.error_text import told
 from serve.lane.executors import with_executor
 from serve.lane.executors.check import takes_spare_room
@@ -136,17 +137,15 @@ class CudaPlace:
                 placed_bytes = sum(map(_aligned, [*sizes, moment_bytes]))
                 memory.insert(task.limit_bytes + placed_bytes)
                 memory.stop_when(self._stop_word.address, task.task_id)
-            urgent = self._device.urgency.begin(self, task.run_ns)
+            kind = self._stream_for(task)
             # Told by the inputs here: reading those on the device would wait for it.
             wanted = wanted_of(task, graphs, model)
             if self._recurring is not None:
                 begin_gather = partial(self._begin_gather, until_end)
-                done = self._recurring.replayed(
-                    task, graphs, wanted.shapes, begin_gather, urgent=urgent
-                )
+                done = self._recurring.replayed(task, graphs, wanted.shapes, begin_gather, kind)
                 if done is not None:
                     return done
-            with self._queue.running(urgent=urgent):
+            with self._queue.running(kind):
                 # Upload all parts before the first launch: later copies would wait for it.
                 placed = [
                     self._queue.upload(graph | self._gather_inputs(gather))
@@ -169,6 +168,13 @@ class CudaPlace:
             inputs_bytes = sum(sizes)
             peak, held = memory.peak_bytes() - inputs_bytes, memory.held_peak_bytes() - inputs_bytes
         return TaskDone(task.task_id, outputs.rows, outputs.columns, 0, peak, held)
+
+    def _stream_for(self, task: RunTask) -> StreamKind:
+        """Return the stream for a task that begins now."""
+        urgent = self._device.urgency.begin(self, task.run_ns)
+        if task.bounded and StreamKind.BOUNDED in self._queue.kinds:
+            return StreamKind.BOUNDED
+        return StreamKind.URGENT if urgent else StreamKind.ORDINARY
 
     def _gather_inputs(self, gather: GatherRef | None) -> dict[str, torch.Tensor]:
         """Return the tensors that gathering a part's features needs on the device."""
@@ -255,21 +261,21 @@ class CudaPlace:
         There is one for each thread and stream, for a product, and one for a product with a bias,
         which another library computes.
         """
-        for urgent in (False, True):
-            with torch.inference_mode(), self._queue.running(urgent=urgent):
+        for kind in self._queue.kinds:
+            with torch.inference_mode(), self._queue.running(kind):
                 square = torch.ones(_SQUARE, _SQUARE, device=self._queue.device)
                 torch.addmm(square[0], square, square.mm(square))
                 self._queue.finish()
 
     def _warm_up(self, model: LoadedModel, signature: Signature) -> None:
-        """Run small graphs on both streams, in a buffer like a task's.
+        """Run small graphs on all streams, in a buffer like a task's.
 
         Outside of a buffer, tasks could never use that memory again.
         """
         memory = self.meter
         with self._device.warming:
-            for urgent in (False, True):
-                placed = PlacedModel.of(model, self._queue, urgent=urgent)
+            for kind in self._queue.kinds:
+                placed = PlacedModel.of(model, self._queue, kind)
                 if memory is None:
                     warm_up(placed, signature)
                     continue

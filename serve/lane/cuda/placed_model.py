@@ -9,6 +9,7 @@ from serve.estimate.memory import MemoryTrace
 from serve.lane import clock
 from serve.lane.cuda.arena import LaneMemory
 from serve.lane.cuda.queues import Queue
+from serve.lane.cuda.streams import StreamKind
 from serve.lane.executors import with_executor
 from serve.lane.measure.where_measured import Run
 from serve.lane.models.declared import Sizes
@@ -39,14 +40,15 @@ class PlacedModel(LoadedModel):
     """
 
     queue: Queue
-    #: Which of the queue's streams.
-    urgent: bool = False
+    kind: StreamKind = StreamKind.ORDINARY
 
     @classmethod
-    def of(cls, loaded: LoadedModel, queue: Queue, *, urgent: bool = False) -> "PlacedModel":
+    def of(
+        cls, loaded: LoadedModel, queue: Queue, kind: StreamKind = StreamKind.ORDINARY
+    ) -> "PlacedModel":
         """Wrap `loaded`, whose weights are on the queue's device."""
         return cls(
-            loaded.spec, loaded.module, queue, urgent,
+            loaded.spec, loaded.module, queue, kind,
             executor=loaded.executor, after_run=loaded.after_run, declared=loaded.declared,
         )  # fmt: skip
 
@@ -72,7 +74,7 @@ class PlacedModel(LoadedModel):
     ) -> tuple[torch.Tensor, ...]:
         """Return what `forward` returns of the inputs on the device, on the host."""
         places = []
-        with self.queue.running(urgent=self.urgent):
+        with self.queue.running(self.kind):
             try:
                 here = {n: t for n, t in inputs.items() if t.device.type == "cpu"}
                 for output in forward({**inputs, **self.queue.upload(here)}):

@@ -4,7 +4,7 @@ A lane knows nothing else of its device. ``cuda_queue.CudaQueue`` is for a GPU; 
 the processor, where nothing is asynchronous.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 
 from serve.lane.cuda.replays import Captured
+from serve.lane.cuda.streams import UNPARTITIONED, StreamKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +29,11 @@ class Queue(Protocol):
     """A queue of one thread, for one task at a time."""
 
     device: torch.device
+    #: The streams that it has.
+    kinds: Sequence[StreamKind]
 
-    def running(self, *, urgent: bool = False) -> AbstractContextManager[None]:
-        """Launch this thread's kernels on this queue while open."""
+    def running(self, kind: StreamKind = StreamKind.ORDINARY) -> AbstractContextManager[None]:
+        """Launch this thread's kernels on that stream of this queue while open."""
         ...
 
     def upload(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -91,8 +94,12 @@ class HostQueue:
 
     device = torch.device("cpu")
 
+    def __init__(self, *, bounded: bool = False) -> None:
+        """`bounded`: as if there were multiprocessors reserved for short runs."""
+        self.kinds: Sequence[StreamKind] = tuple(StreamKind) if bounded else UNPARTITIONED
+
     @contextmanager
-    def running(self, *, urgent: bool = False) -> Iterator[None]:
+    def running(self, kind: StreamKind = StreamKind.ORDINARY) -> Iterator[None]:
         """See ``Queue``."""
         yield
 

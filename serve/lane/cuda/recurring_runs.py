@@ -10,6 +10,7 @@ from serve.lane.cuda.buckets import Counts, bucket, fill
 from serve.lane.cuda.capturing import Recorder
 from serve.lane.cuda.queues import Queue
 from serve.lane.cuda.replays import FixedRun, Replays, RunInput, RunShape
+from serve.lane.cuda.streams import StreamKind
 from serve.lane.models.loader import LoadedModel
 from serve.lane.task import PoolTensors
 from serve.native_cuda import CudaError
@@ -60,8 +61,7 @@ class RecurringRuns:
         graphs: Sequence[Mapping[str, torch.Tensor]],
         expected: Sequence[tuple[int, int]],
         begin_gather: BeginGather,
-        *,
-        urgent: bool,
+        kind: StreamKind,
     ) -> TaskDone | None:
         """Replay the captured run; returns None when the task has to be launched.
 
@@ -72,7 +72,7 @@ class RecurringRuns:
             return None
         counts = [_counts(part) for part in task.parts]
         whole = sum(nodes for nodes, _ in counts), sum(edges for _, edges in counts)
-        shape = self._shape_of(task, whole, any_size, urgent) if sum(whole) <= most else None
+        shape = self._shape_of(task, whole, any_size, kind) if sum(whole) <= most else None
         run = None if shape is None else self.replays.find(shape)
         if shape is None or run is None:
             return None
@@ -83,7 +83,7 @@ class RecurringRuns:
         if sum(rows) != (whole[0] if shape.is_bucket else len(output)):
             return None  # Its `batch` names another number of graphs.
         try:
-            with self._queue.running(urgent=urgent):
+            with self._queue.running(kind):
                 fill(self._queue, run.inputs, graphs, counts)
                 self._gather(task, run, begin_gather)
                 run.captured.launch()
@@ -112,7 +112,7 @@ class RecurringRuns:
             first += rows
 
     def _shape_of(
-        self, task: RunTask, whole: Counts, any_size: bool, urgent: bool
+        self, task: RunTask, whole: Counts, any_size: bool, kind: StreamKind
     ) -> RunShape | None:
         """Return the shape of a run on a graph of so many nodes and edges as a whole.
 
@@ -121,14 +121,14 @@ class RecurringRuns:
         first, *others = (_inputs(part) for part in task.parts)
         if not any_size:
             sampled = task.parts[0].gather is not None
-            return None if others or sampled else RunShape(task.key, first, urgent)
+            return None if others or sampled else RunShape(task.key, first, kind)
         inputs = bucket(first, whole)
         if any(bucket(other, whole) != inputs for other in others):
             return None  # Some have an input that others lack, or of another dtype.
-        return RunShape(task.key, inputs, urgent, is_bucket=True)
+        return RunShape(task.key, inputs, kind, is_bucket=True)
 
     def _capture(self, shape: RunShape) -> FixedRun:
-        return self.recorder.capture(self._models[shape.key], shape.inputs, urgent=shape.urgent)
+        return self.recorder.capture(self._models[shape.key], shape.inputs, shape.kind)
 
 
 def _counts(part: Part) -> Counts:

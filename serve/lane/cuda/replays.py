@@ -14,6 +14,8 @@ from typing import Protocol
 
 import torch
 
+from serve.lane.cuda.streams import StreamKind
+
 _log = logging.getLogger(__name__)
 
 #: Runs of a shape before its capture, those of a bucket, and the factor on them for a lane that is
@@ -38,7 +40,7 @@ class RunShape:
     key: str
     inputs: tuple[RunInput, ...]
     #: Which of the lane's streams: a capture keeps its priority.
-    urgent: bool = False
+    kind: StreamKind = StreamKind.ORDINARY
     #: The sizes are a bucket's, which smaller graphs use too.
     is_bucket: bool = False
 

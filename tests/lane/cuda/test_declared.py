@@ -48,7 +48,7 @@ class Device(HostQueue):
     waits = 0
 
     @contextmanager
-    def running(self, *, urgent=False):
+    def running(self, kind=None):
         with Counting() as counting:
             yield
         self.waits += counting.waits

@@ -10,6 +10,7 @@ import torch
 from serve.lane.cuda import cuda_queue
 from serve.lane.cuda.cuda_queue import Copies, CudaQueue, Pinned
 from serve.lane.cuda.queues import HostQueue, HotRows
+from serve.lane.cuda.streams import StreamKind
 from serve.native_cuda import CudaError
 
 
@@ -70,16 +71,16 @@ def queue(cuda):
 
 def test_a_lane_has_its_streams_once(queue, cuda):
     for _ in range(40):
-        with queue.running(urgent=True):
+        with queue.running(StreamKind.URGENT):
             queue.upload({"x": torch.zeros(1)})
             queue.download(torch.zeros(1), torch.zeros(1))
     assert [stream.priority for stream in cuda.streams] == [0, 0, 0, -1]
 
 
-@pytest.mark.parametrize(("urgent", "lane"), [(False, "s2"), (True, "s3")])
-def test_work_waits_for_its_copies_and_the_host_for_the_answer_only(queue, cuda, urgent, lane):
+@pytest.mark.parametrize(("kind", "lane"), [(StreamKind.ORDINARY, "s2"), (StreamKind.URGENT, "s3")])
+def test_work_waits_for_its_copies_and_the_host_for_the_answer_only(queue, cuda, kind, lane):
     place = torch.zeros(3)
-    with queue.running(urgent=urgent):
+    with queue.running(kind):
         placed = queue.upload({"x": torch.ones(3)})
         queue.download(placed["x"] * 2, place)
     assert place.tolist() == [2.0, 2.0, 2.0]
@@ -164,7 +165,7 @@ def test_rows_of_pinned_memory_are_gathered_by_the_device(cuda):
     table, ids = whole[5:], torch.tensor([4, 0, 14, 4])
     expected = HostQueue().gather(table, ids)
     cuda.said.clear()
-    with queue.running(urgent=True):
+    with queue.running(StreamKind.URGENT):
         assert torch.equal(queue.gather(table, ids), expected)
     # On the lane's stream, which waits for the ids.
     assert cuda.said == [
@@ -227,10 +228,10 @@ def capturing(cuda, graphs):
 
 def test_a_run_is_captured_on_the_lanes_stream_and_launched_behind_its_inputs(capturing, cuda):
     place, answer = torch.zeros(3), torch.zeros(3)
-    with capturing.running(urgent=True):
+    with capturing.running(StreamKind.URGENT):
         run = capturing.capture(lambda: place * 2)
     cuda.said.clear()
-    with capturing.running(urgent=True):
+    with capturing.running(StreamKind.URGENT):
         capturing.fill({"x": place}, {"x": torch.ones(3), "other": torch.ones(5)})
         run.launch()
         capturing.download(run.output, answer)

@@ -27,6 +27,7 @@ from serve.lane.channel import LaneChannel
 from serve.lane.cuda.device import CudaDevice
 from serve.lane.cuda.place import CudaPlace
 from serve.lane.cuda.queues import HostQueue
+from serve.lane.cuda.streams import StreamKind
 from serve.lane.loop import Lane
 from serve.lane.measure.probe_signature import probe_signature
 from serve.models import zoo
@@ -83,7 +84,7 @@ class Rig:
     def model(self, spec):
         return self.place.load_to_measure(spec, "eager")[0]
 
-    def ask(self, num_nodes=20, num_edges=60, key="m", parts=1, run_ns=0):
+    def ask(self, num_nodes=20, num_edges=60, key="m", parts=1, run_ns=0, bounded=False):
         """One run on a new graph: the lane's answer, which is what the model gives."""
         x = self.rng.standard_normal((num_nodes, FEATURES), dtype=np.float32)
         edges = self.rng.integers(0, num_nodes, (2, num_edges))
@@ -95,7 +96,7 @@ class Rig:
         )
         size = 4 * num_nodes * CLASSES
         all_parts = tuple(Part(refs, OUTPUT_AT + number * size, size) for number in range(parts))
-        task = RunTask(5, key, all_parts, 1 << 30, run_ns)
+        task = RunTask(5, key, all_parts, 1 << 30, run_ns, bounded)
         answer = self.place.run(task, self.lane._models[key])
         assert isinstance(answer, TaskDone), answer
         self.place.tidy(answer)
@@ -171,7 +172,7 @@ def test_an_urgent_run_is_replayed_on_the_urgent_stream_only(rig, launches):
     for _ in range(RECUR):
         rig.ask(run_ns=10)
     (shape,) = rig.place._recurring.replays._runs
-    assert shape.urgent
+    assert shape.kind is StreamKind.URGENT
     rig.ask(run_ns=10)
     assert len(launches) == 1
     rig.ask(run_ns=999)

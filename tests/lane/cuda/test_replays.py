@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from serve.lane.cuda.replays import FixedRun, NoRoom, Replays, RunShape
+from serve.lane.cuda.streams import StreamKind
 
 AFTER = 3
 
@@ -45,8 +46,8 @@ def fake():
     return Fake()
 
 
-def shape(nodes, key="m", *, urgent=False):
-    return RunShape(key, (("x", "float32", (nodes, 8)), ("edge_index", "int64", (2, 50))), urgent)
+def shape(nodes, key="m", kind=StreamKind.ORDINARY):
+    return RunShape(key, (("x", "float32", (nodes, 8)), ("edge_index", "int64", (2, 50))), kind)
 
 
 def replays(fake, most=32):
@@ -72,7 +73,7 @@ def test_a_shape_is_captured_when_it_has_recurred_and_replayed_from_then_on(fake
     # Another dtype or stream is another run.
     narrow = RunShape("m", (("x", "float32", (10, 8)), ("edge_index", "int32", (2, 50))))
     assert found.find(narrow) is None
-    assert found.find(shape(10, urgent=True)) is None
+    assert found.find(shape(10, kind=StreamKind.URGENT)) is None
 
 
 def test_a_busy_lane_captures_later(fake):
