@@ -202,8 +202,8 @@ def _slot(name: str, value: Tensor, symbol: str, index: tuple[str, ...]) -> Inpu
     datatype = _WIRES.get(str(value.dtype).removeprefix("torch."))
     if datatype is None or value.layout != torch.strided:
         raise ConfigError(f"--example: '{name}' is {value.dtype}, {value.layout}")
-    if name.rpartition(".")[0] == "batch" or name == "batch":
-        return InputSlot(name, "INT64", ("N",), index=("G",), optional=True, default=0)
+    if name.partition(".")[0] == "batch":
+        return InputSlot(name, "INT64", (symbol or "N",), index=("G",), optional=True, default=0)
     axis = value.dim() - 1 if index else 0
     shape = tuple(
         symbol if symbol and place == axis else size for place, size in enumerate(value.shape)

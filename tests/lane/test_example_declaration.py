@@ -242,3 +242,18 @@ def test_the_fields_of_a_named_tuple_name_outputs(declared):
     graph = Data(x=torch.ones(5, 3), edge_index=torch.zeros(2, 4).long()).to_dict()
     found, _ = declared(Named(), graph)
     assert [slot.name for slot in found.outputs] == ["logits", "embedding"]
+
+
+class PooledPapers(nn.Module):
+    def forward(self, x_dict, batch_dict):
+        return global_add_pool(x_dict["paper"], batch_dict["paper"])
+
+
+def test_each_kind_of_nodes_has_a_batch_of_its_own(declared):
+    graph = HeteroData()
+    graph["author"].x, graph["paper"].x = torch.ones(3, 2), torch.ones(4, 5)
+    found, _ = declared(PooledPapers(), Batch.from_data_list([graph, graph]).to_dict())
+    of_paper = found.by_name["x.paper"].shape[0]
+    assert found.by_name["batch.paper"].shape == (of_paper,)
+    assert found.by_name["batch.author"].shape == (found.by_name["x.author"].shape[0],)
+    assert found.outputs[0].shape == (found.by_name["batch.paper"].index[0], 5)
