@@ -176,7 +176,8 @@ class Engine:
         return self._catalogue.get(name).estimator
 
     def interrupt(self) -> None:
-        """End a start or a load that is under way soon, even if it hangs."""
+        """End a start, a load or a calibration that is under way soon, even if it hangs."""
+        self._in_gaps.begin_stop()
         self.pool.calibrators.interrupt()
         self._rollout.interrupt()
         self._starting.interrupt()

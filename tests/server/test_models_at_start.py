@@ -181,6 +181,20 @@ def test_calibrations_wait_for_gaps_and_one_that_fails_is_not_tried_again():
     assert done == ["bad", "good"]
 
 
+def test_a_calibration_that_the_stop_interrupts_is_not_told(caplog):
+    def complete(entry, yields):
+        found.begin_stop()
+        raise ModelError("the process that measured the model died")
+
+    found = CalibrationsInGaps(
+        lambda: [Entry("rough")], lambda: GAP_S, lambda entry: entry.why, complete
+    )
+    found.start()
+    found._thread.join(PATIENCE_S)
+    assert not found._thread.is_alive()
+    assert "stay rough" not in caplog.text
+
+
 def test_a_model_in_doubt_is_calibrated_in_gaps_ever_more_rarely(monkeypatch):
     monkeypatch.setattr(in_gaps, "_PERIOD_S", 0.001)
     now_s, done = [0.0], []

@@ -62,9 +62,13 @@ class CalibrationsInGaps:
         """Begin to look for models to calibrate."""
         self._thread.start()
 
+    def begin_stop(self) -> None:
+        """Begin no further calibration, and tell of none that is interrupted from now on."""
+        self._stopped.set()
+
     def stop(self) -> None:
         """End the thread, after an interrupt of the calibrators. Idempotent."""
-        self._stopped.set()
+        self.begin_stop()
         if self._thread.is_alive():
             self._thread.join()
 
