@@ -55,8 +55,10 @@ def load(
     workload: Annotated[
         str,
         typer.Option(
+            "--workload",
+            "--model",
             help="A model that the server has, `mix` of all that are ready, or weights, as in "
-            "gcn=3,sage=1."
+            "gcn=3,sage=1.",
         ),
     ] = MIX,
     without: Annotated[

@@ -327,7 +327,11 @@ def simulate_command(
     ] = None,
     replay: Annotated[
         Path | None,
-        typer.Option(help="Serve this trace, or recording of a server, instead of a workload."),
+        typer.Option(
+            "--replay",
+            "--trace",
+            help="Serve this trace, or recording of a server, instead of a workload.",
+        ),
     ] = None,
     speed: Annotated[
         float, typer.Option(help="How many times as fast to serve the --replay.")
