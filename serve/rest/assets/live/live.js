@@ -2,7 +2,7 @@
 import { Chart, named, PLOTS } from "./charts.js";
 import { showRequests, showStory, close } from "./story.js";
 import { follow as read, tell } from "./stream.js";
-import { bytes, clock, count, figures, fill, HEADS, list, make, ms, numbers, percent, table, zone } from "./text.js";
+import { bytes, clock, count, figures, fill, HEADS, list, make, ms, numbers, percent, table, unbroken, zone } from "./text.js";
 
 const WINDOWS = { "5m": "5 minutes", "1h": "1 hour", "6h": "6 hours", "1d": "1 day" };
 const FOCUS = ["model", "version", "tenant"];
@@ -93,8 +93,8 @@ function tiles(seen) {
   const rows = [
     ["Late answers", percent(late), total.answered ? `95 % interval ${percent(low)} to ${percent(high)}` : "nothing answered", late > 0.01],
     ["Requests", count(total.requests), total.requests ? `${figures(total.requests / seconds)} a second; ${count(total.requests - total.answered)} without a result` : ""],
-    ["Latency, p50", ms(total.latency_ms[0]), total.answered ? `p99 ${ms(total.latency_ms[2])}, p99.9 ${ms(total.latency_ms[3])}` : ""],
-    ["Latency ÷ target, p99", figures(total.over[2]), total.answered ? `p50 ${figures(total.over[0])}, p99.9 ${figures(total.over[3])}` : "", total.over[2] > 1],
+    ["Latency, p50", ms(total.latency_ms[0]), total.answered ? `${unbroken("p99", ms(total.latency_ms[2]))}, ${unbroken("p99.9", ms(total.latency_ms[3]))}` : ""],
+    ["Latency ÷ target, p99", figures(total.over[2]), total.answered ? `${unbroken("p50", figures(total.over[0]))}, ${unbroken("p99.9", figures(total.over[3]))}` : "", total.over[2] > 1],
     ["Waiting now", state ? count(state.queue) : "–", "accepted, not yet on a lane"],
     ["Lanes up", state && server ? `${Math.min(state.lanes_up, started)} of ${started}` : "–", server ? `${server.lanes} run at once` : "", state && server && state.lanes_up < started],
     ["Memory reserved now", state ? bytes(state.reserved_bytes) : "–", server ? `of ${bytes(server.budget_bytes)}` : ""],

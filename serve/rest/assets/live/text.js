@@ -40,6 +40,9 @@ export function bytes(value) {
   return `${figures(value)} ${["B", "KiB", "MiB", "GiB", "TiB"][unit]}`;
 }
 
+/** Returns words that stay on one line. */
+export const unbroken = (...words) => words.join(" ").replaceAll(" ", "\u00a0");
+
 const time = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
 const day = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit", second: "2-digit" });
 
