@@ -168,7 +168,7 @@ def test_the_pictures_of_pages_are_in_the_documentation():
     )
     for picture in (docs / "images").iterdir():
         assert f"](images/{picture.name})" in pages
-        assert picture.stat().st_size <= 250_000
+        assert picture.stat().st_size <= 150_000
 
 
 @pytest.mark.browser

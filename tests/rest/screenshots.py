@@ -24,7 +24,7 @@ from tests.rest.live_pages import live_server, recent
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 #: Width, height, dark, and whether the story of a late request is open, by name.
 PICTURES = {
-    "live.png": (1240, 910, False, False),
+    "live.png": (1240, 630, False, False),
     "live-dark.png": (1240, 630, True, False),
     "live-phone.png": (390, 910, False, False),
     "live-story.png": (1000, 910, False, True),
