@@ -8,6 +8,9 @@ from hypothesis import HealthCheck, settings
 
 from bench.kit.servers import ServerProcess
 
+#: Folders whose tests share something that takes long to make, so one process runs all of them.
+_TOGETHER = ("tests/gallery/",)
+
 # Before torch is imported: two processes of tests, each with a thread for every core, wait for each
 # other in every operator. Servers that tests start inherit it, and lanes have one thread anyway.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -28,6 +31,21 @@ settings.load_profile("tests")
 ServerProcess.lane_niceness = 0
 ServerProcess.models_write = True
 ServerProcess.front = os.environ.get("FRONT")
+
+
+def pytest_xdist_make_scheduler(config, log):
+    """With `--dist loadfile`, a process runs whole files, or all files of certain folders."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    # Where xdist is not installed, nobody calls this.
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            together = (folder for folder in _TOGETHER if nodeid.startswith(folder))
+            return next(together, super()._split_scope(nodeid))
+
+    return Scheduling(config, log)
 
 
 @pytest.fixture(autouse=True)

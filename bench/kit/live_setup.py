@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from bench.kit.servers import ServerProcess
+from bench.kit.servers import ServerProcess, usual_graphs
 from bench.kit.solo import Solo, measure_solo
 from serve.graphs.pool import GraphPool
 from serve.sim.workload import BASELINES
@@ -92,7 +92,7 @@ class Traces:
         cores: int | None = None,
     ) -> None:
         """`cores` are those of this machine by default."""
-        self.pool, self.count = GraphPool(pool or PoolSpec()), count
+        self.pool, self.count = GraphPool(pool or usual_graphs()), count
         self._folder, self._workload = folder, workload
         self.cores = cores or len(os.sched_getaffinity(0))
         #: The tasks that are repeated, by seed.

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from bench.kit.result import ROOT
 from bench.kit.waiting import PATIENCE_S, wait_for
 from serve.config import Config
+from serve.workload import PoolSpec
 
 _START_TIMEOUT_S = 2 * PATIENCE_S
 #: It includes the time to drain.
@@ -284,6 +285,14 @@ def calibrated_as_asked(config: Config) -> Config:
     if not ServerProcess.quick:
         return config
     return replace(config, models=replace(config.models, calibration_s=SHORT_CALIBRATION_S))
+
+
+def usual_graphs() -> PoolSpec:
+    """Return the graphs that benches ask about, in quick runs few and small ones.
+
+    Every process that sends them makes them anew, which takes seconds for all.
+    """
+    return PoolSpec(datasets=("pubmed",), count=5) if ServerProcess.quick else PoolSpec()
 
 
 def _section(name: str, values: dict[str, object]) -> str:

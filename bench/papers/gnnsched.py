@@ -35,6 +35,7 @@ from bench.papers.queues import LOADS, MODELS, QUEUES, Queues, queues_here
 from bench.scheduling.site import missed_share
 from serve.core.params import DeviceFacts, SchedulerParams
 from serve.core.types import Bytes, LaneId
+from serve.graphs.datasets import TABLE_4
 from serve.sim.device import DeviceModel
 from serve.sim.engine import simulate
 from serve.sim.paper import GNNSCHED, paper_system, shared_by
@@ -69,9 +70,11 @@ SCRIPT = Script(
     "gnnsched",
     full={
         "runs": 10, "gpu_table": None, "shares": (0.7, 0.5, 0.3, 0.2),
-        "slots": (1.0, 1.5, 2.0, 3.0), "pagings": (1.0, 3.0, 10.0),
+        "slots": (1.0, 1.5, 2.0, 3.0), "pagings": (1.0, 3.0, 10.0), "datasets": tuple(TABLE_4),
     },
-    quick={"runs": 1, "shares": (0.3,), "slots": (1.5,), "pagings": (10.0,)},
+    quick={
+        "runs": 1, "shares": (0.3,), "slots": (1.5,), "pagings": (10.0,), "datasets": ("pubmed",),
+    },
     tables=[
         Table("Most late or refused in any queue at the high load", "worst", {
             "device": "{device}", "ρ": "{rho:.2f}", **{name: f"{{{name}:.0%}}" for name in SYSTEMS},
@@ -264,7 +267,7 @@ def paging(found: Sequence[Device], options: argparse.Namespace) -> Iterator[dic
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Return all rows and what they come to."""
     with tempfile.TemporaryDirectory() as folder:
-        queues, cores, sources = queues_here(Path(folder))
+        queues, cores, sources = queues_here(Path(folder), options.datasets)
     found = devices(queues, cores, options.gpu_table and Path(options.gpu_table))
     return {"runs": options.runs, "graphs": sources, **figures(queues, found, options)}
 

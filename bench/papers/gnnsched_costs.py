@@ -85,7 +85,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     meter = become_lane("bench.papers.gnnsched_costs")
     found = list(accuracy(options, meter))
     with tempfile.TemporaryDirectory() as folder:
-        queues, cores, sources = queues_here(Path(folder))
+        queues, cores, sources = queues_here(Path(folder), options.datasets)
     rows = list(cost_rows(devices(queues, cores, None)[0], options, meter))
     return {
         "paper_error": PAPER_ERROR,

@@ -16,7 +16,6 @@ from bench.scheduling.site import site_of
 from serve.config import Config, ModelsConfig
 from serve.core.types import TaskEstimate
 from serve.graphs.datasets import TABLE_4
-from serve.graphs.pool import GraphPool
 from serve.models import zoo
 from serve.models.writer import write_model
 from serve.sim.device import Offered
@@ -100,16 +99,16 @@ def _shape(task: WorkloadTask) -> tuple[str, int, int]:
     return task.model, task.graph.num_nodes, task.graph.num_edges
 
 
-def queues_here(folder: Path) -> tuple[Queues, int, dict[str, str]]:
+def queues_here(folder: Path, datasets: tuple[str, ...]) -> tuple[Queues, int, dict[str, str]]:
     """Return the queues with times and memory calibrated on this machine, its cores, and sources.
 
-    Takes a few seconds for each of the twelve models. Times do not depend on their random weights.
+    Takes a few seconds for each of the three models of a data set. Times do not depend on their
+    random weights.
     """
     torch.manual_seed(0)
-    pool = GraphPool(PoolSpec())
     names = []
     for model in MODELS:
-        for dataset in pool.spec.datasets:
+        for dataset in datasets:
             spec = TABLE_4[dataset]
             args = {
                 "in_channels": spec.num_features, "out_channels": spec.num_classes,
@@ -120,5 +119,5 @@ def queues_here(folder: Path) -> tuple[Queues, int, dict[str, str]]:
             write_model(folder, name, module, factory=f"serve.models.zoo:{model}", args=args)
             names.append(name)
     models = ModelsConfig(repository=str(folder), cache=str(folder / "cache"))
-    site = site_of(Config(models=models), names)
-    return Queues(pool.refs, site.estimate), site.cores, pool.sources
+    site = site_of(Config(models=models), names, PoolSpec(datasets=datasets))
+    return Queues(site.pool.refs, site.estimate), site.cores, site.pool.sources

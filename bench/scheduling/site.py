@@ -9,7 +9,7 @@ from multiprocessing import get_context
 from statistics import fmean
 from typing import Any
 
-from bench.kit.servers import calibrated_as_asked
+from bench.kit.servers import calibrated_as_asked, usual_graphs
 from serve.commands.configured import device_of
 from serve.commands.estimate import offline_estimators
 from serve.config import Config, load_config
@@ -89,12 +89,14 @@ class Site:
         return simulate(requests, params, made.device)
 
 
-def site_of(config: Config, models: Sequence[str]) -> Site:
-    """Return this machine with those models of the configuration."""
+def site_of(config: Config, models: Sequence[str], graphs: PoolSpec | None = None) -> Site:
+    """Return this machine with those models of the configuration, and with the usual graphs."""
     config = calibrated_as_asked(config)
     device = device_of(config)
     estimators = offline_estimators(config, device, models, lambda _stage, _share: None)
-    return Site(device.parallelism, device.budget_bytes, estimators, GraphPool(PoolSpec()))
+    return Site(
+        device.parallelism, device.budget_bytes, estimators, GraphPool(graphs or usual_graphs())
+    )
 
 
 def missed_share(report: SimReport) -> float:

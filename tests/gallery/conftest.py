@@ -1,14 +1,11 @@
 """One server for the models of the gallery, and each as this process runs it."""
 
 import warnings
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from bench.kit import gallery as entries
 from bench.kit.servers import ServerProcess
-from bench.kit.waiting import PATIENCE_S
-from serve.client import Client
 from tests.e2e.support import raw_channel
 
 
@@ -16,28 +13,22 @@ from tests.e2e.support import raw_channel
 def served(tmp_path_factory):
     """The repository, the models in it by name, and a server: each trained, imported and loaded.
 
-    The server measures one model while this process trains the next.
+    All are calibrated before the server starts: its lanes then load them one after the other, where
+    each load beside a server that serves would have successors of its lanes load all of them again.
     """
     root = tmp_path_factory.mktemp("gallery")
-    first, *others = (*entries.GALLERY, *entries.BASIC)
-    sections = {"models": {"calibration_s": 0.05}}
     with warnings.catch_warnings():
         # Torch warns of its sparse matrices once in a process, wherever that is.
         warnings.filterwarnings("ignore", "Sparse", UserWarning)
-        models = {first: entries.write(root, first)}
-        with (
-            ServerProcess(
-                tmp_path_factory.mktemp("server"), repository=root, sections=sections
-            ) as server,
-            Client(server.target, timeout_s=PATIENCE_S) as client,
-            ThreadPoolExecutor(1) as loads,
-        ):
-            pending = []
-            for name in others:
-                models[name] = entries.write(root, name)
-                pending.append(loads.submit(client.load, name, timeout_s=PATIENCE_S))
-            for load in pending:
-                load.result()
+        models = {name: entries.write(root, name) for name in (*entries.GALLERY, *entries.BASIC)}
+        with ServerProcess(
+            tmp_path_factory.mktemp("server"),
+            policy="slack",
+            discipline="preemptive",  # as the command that calibrates has it
+            repository=root,
+            sections={"models": {"calibration_s": 0.05}},
+            usual_calibrations=True,
+        ) as server:
             yield root, models, server
 
 
