@@ -269,7 +269,7 @@ def test_restarts_of_lanes_leave_no_temporary_files(tmp_path, trouble, temporary
             return {int(pid) for pid in dict(started).values()}
 
         at_first = left()
-        for restarts in range(2, 21, 2):
+        for restarts in range(2, 13, 2):
             for pid in lane_pids():
                 os.kill(pid, signal.SIGKILL)
             wait_for(

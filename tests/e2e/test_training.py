@@ -96,11 +96,11 @@ def test_kills_restarts_and_pauses_change_no_answer_and_no_weight(server, reposi
     with Client(server.target) as client:
         job = client.train("gcn", "community", epochs=400, seed=3, fresh=True)
         with asked(server) as answers:
-            reached(client, job.job_id, 50)
+            reached(client, job.job_id, 10)
             (first,) = trainers(server)
             os.kill(first, signal.SIGKILL)
             wait_for(lambda: len(trainers(server)) == 2, "another process")
-            reached(client, job.job_id, 100)
+            reached(client, job.job_id, 25)
             more = len(answers)
             wait_for(lambda: len(answers) > more + 20, "answers beside the job")
         for answer in answers:

@@ -13,8 +13,8 @@ from tests.e2e.support import raw_channel
 def served(tmp_path_factory):
     """The repository, the models in it by name, and a server: each trained, imported and loaded.
 
-    All are calibrated before the server starts: its lanes then load them one after the other, where
-    each load beside a server that serves would have successors of its lanes load all of them again.
+    All are calibrated before the server starts: beside one that serves, each load would have
+    successors of its lanes load all models again. Each lane takes long for that, so there is one.
     """
     root = tmp_path_factory.mktemp("gallery")
     with warnings.catch_warnings():
@@ -26,7 +26,7 @@ def served(tmp_path_factory):
             policy="slack",
             discipline="preemptive",  # as the command that calibrates has it
             repository=root,
-            sections={"models": {"calibration_s": 0.05}},
+            sections={"models": {"calibration_s": 0.05}, "device": {"lanes": 1}},
             usual_calibrations=True,
         ) as server:
             yield root, models, server
