@@ -426,6 +426,10 @@ def front(
         Path | None,
         typer.Option(help="Instead a file with a host:port in each line, read when it changes."),
     ] = None,
+    key_file: Annotated[
+        Path | None,
+        typer.Option(help="A file with a key, by which servers believe when a request came here."),
+    ] = None,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="The port to listen on.")] = 8000,
 ) -> None:
@@ -436,7 +440,7 @@ def front(
     """
     from serve.commands.front import run_front
 
-    run_front(host, port, server or (), servers_file, lambda: typer.echo("ready"))
+    run_front(host, port, server or (), servers_file, key_file, lambda: typer.echo("ready"))
 
 
 @app.command()

@@ -397,6 +397,8 @@ class ClusterConfig(Section, frozen=True):
     servers_file: str | None = None
     #: Name of this server in answers; None: the host's name and the gRPC port.
     name: str | None = None
+    #: File with the key of the front, which alone may tell when it got a request.
+    front_key_file: str | None = None
 
 
 class GraphConfig(Section, frozen=True):

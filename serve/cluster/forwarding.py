@@ -16,6 +16,7 @@ from pathlib import Path
 import grpc
 
 from serve.access.callers import AUTHORIZATION
+from serve.access.front_stamps import ARRIVED, FrontStamps
 from serve.cluster.peers import Peer, Peers, ask, leave_alone
 from serve.cluster.servers_file import read_servers
 from serve.core.cluster.forward import passed_on, stays
@@ -49,7 +50,12 @@ class OtherServers:
     """Implements ``rpc.elsewhere.Elsewhere``."""
 
     def __init__(
-        self, node: str, room: Callable[[], Room], file: Path, max_message_bytes: int
+        self,
+        node: str,
+        room: Callable[[], Room],
+        file: Path,
+        max_message_bytes: int,
+        stamps: FrontStamps | None = None,
     ) -> None:
         """Know the servers of `file`, see ``servers_file``; raises ConfigError.
 
@@ -58,10 +64,12 @@ class OtherServers:
             room: Returns what this server has for requests now.
             file: Names the servers.
             max_message_bytes: Most bytes of an answer.
+            stamps: Tells others when a request came here; None to tell them nothing.
         """
         self.node = node
         self.file = file
         self._room = room
+        self._stamps = stamps
         self._peers = Peers(max_message_bytes)
         self._places = threading.BoundedSemaphore(MOST_PASSED)
         self._rest_until_s = -inf
@@ -112,6 +120,10 @@ class OtherServers:
         finally:
             self._places.release()
 
+    def _stamp(self) -> str:
+        """Return what tells the other server when this one got the request; empty without a key."""
+        return "" if self._stamps is None else self._stamps.value(time.time_ns())
+
     def _read(self) -> None:
         servers, drained = read_servers(self.file)
         self._peers.change([server for server in servers if server not in drained])
@@ -149,7 +161,9 @@ class OtherServers:
         """Return the server's answer; None when it has none."""
         if limit_s <= 0 or cancellation.cancelled:
             return None
-        headers = (*_headers(origin), (HOPS, "1"))
+        headers = [*_headers(origin), (HOPS, "1")]
+        if stamp := origin.stamp or self._stamp():
+            headers.append((ARRIVED, stamp))
         call: Callable[..., grpc.Future[bytes]] = there.channel.infer.future
         try:
             future = call(bytes(origin.message), timeout=limit_s, metadata=headers)

@@ -59,14 +59,16 @@ class _Watched:
 class Front:
     """HAProxy and the threads that feed it, one for each server."""
 
-    def __init__(self, host: str, port: int, servers: Sequence[str], folder: Path) -> None:
-        """Stand before `servers`, each `host:port` without encryption.
+    def __init__(
+        self, host: str, port: int, servers: Sequence[str], folder: Path, key: str = ""
+    ) -> None:
+        """Stand before `servers`, each `host:port` without encryption; see ``Haproxy`` for `key`.
 
         Raises ConfigError for servers that are not so, or the same.
         """
         _require_plain(servers)
         self._first = tuple(servers)
-        self._proxy = Haproxy(host, port, folder)
+        self._proxy = Haproxy(host, port, folder, key)
         self._watched: dict[str, _Watched] = {}
         self._lock = threading.Lock()
         self._members = Members()

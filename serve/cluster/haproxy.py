@@ -8,6 +8,7 @@ import subprocess
 import threading
 from pathlib import Path
 
+from serve.access.front_stamps import ARRIVED
 from serve.errors import ConfigError
 
 _PR_SET_PDEATHSIG = 1
@@ -53,23 +54,29 @@ frontend front
     stick-table type ipv6 size 10k expire 1m store conn_cur
     tcp-request connection track-sc0 src,ipmask(32,64)
     tcp-request connection reject if {{ sc0_conn_cur gt {most_of_address} }}
-    default_backend machines
+{stamp}    default_backend machines
 backend machines
     balance leastconn
 """
 
 
+#: Tells servers when a request came; whatever a client says of it is replaced.
+_STAMP = '    http-request set-header {header} "{key} %[date(0,us)]"\n'
+
+
 class Haproxy:
     """HAProxy as a child of this process, which ends with it."""
 
-    def __init__(self, host: str, port: int, folder: Path) -> None:
+    def __init__(self, host: str, port: int, folder: Path, key: str = "") -> None:
         """Listen on `host` and `port` once started, before the servers that are added then.
 
-        Its files are in `folder`, which is private to the user.
+        Its files are in `folder`, which is private to the user. With a `key`, see
+        ``front_stamps``, it tells servers when each request came.
         """
         self._socket = folder / "haproxy.sock"
         self._configuration = folder / "haproxy.cfg"
         self._log = folder / "haproxy.log"
+        self._configuration.touch(mode=0o600)
         self._configuration.write_text(
             _CONFIGURATION.format(
                 socket=self._socket,
@@ -79,6 +86,7 @@ class Haproxy:
                 most_of_address=MOST_OF_ADDRESS,
                 first_request=FIRST_REQUEST_S,
                 idle=IDLE_S,
+                stamp=_STAMP.format(header=ARRIVED, key=key) if key else "",
             )
         )
         #: Its name of each server, `host:port`.

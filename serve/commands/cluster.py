@@ -1,5 +1,6 @@
 """`gnnserve cluster up|status|drain|update|down`: servers on several machines, as one."""
 
+import secrets
 import signal
 import sys
 import tempfile
@@ -72,13 +73,20 @@ def up_local(pool: Pool, on_ready: Callable[[list[Running]], None], progress: Pr
     with tempfile.TemporaryDirectory(prefix="gnnserve-cluster-") as folder:
         servers_file = Path(folder) / "servers"
         write_servers(servers_file, ())
-        settings = (*pool.spec.settings, f"cluster.servers_file={servers_file}")
+        key, key_file = secrets.token_urlsafe(32), Path(folder) / "front.key"
+        key_file.touch(mode=0o600)
+        key_file.write_text(key)
+        settings = (
+            *pool.spec.settings,
+            f"cluster.servers_file={servers_file}",
+            f"cluster.front_key_file={key_file}",
+        )
         spec = msgspec.structs.replace(pool.spec, lease_s=_LOCAL_LEASE_S, settings=settings)
         replicas = [
             Replica(spec, "127.0.0.1", Path(folder) / str(number))
             for number in range(pool.replicas)
         ]
-        front = Front(pool.host, pool.port, (), Path(folder))
+        front = Front(pool.host, pool.port, (), Path(folder), key)
         try:
             front.start()
             for number, replica in enumerate(replicas):

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from serve.access.front_stamps import read_key
 from serve.cluster.front import Front
 from serve.cluster.servers_file import read_servers
 from serve.errors import ConfigError
@@ -19,15 +20,18 @@ def run_front(
     port: int,
     servers: Sequence[str],
     file: Path | None,
+    key_file: Path | None,
     on_ready: Callable[[], None],
 ) -> None:
     """Stand before the servers until SIGINT or SIGTERM; calls `on_ready` when one is ready.
 
-    They are `servers`, or those that `file` names now: it is read again and again. Raises
-    ConfigError when it cannot, or ends by itself.
+    They are `servers`, or those that `file` names now: it is read again and again. With the key in
+    `key_file` it tells them when it got each request. Raises ConfigError when it cannot read these,
+    or ends by itself.
     """
     if bool(servers) == (file is not None):
         raise ConfigError("give --server for each server, or --servers-file")
+    key = "" if key_file is None else read_key(key_file)
     drained: Sequence[str] = ()
     if file is not None:
         servers, drained = read_servers(file)
@@ -35,7 +39,7 @@ def run_front(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda _number, _frame: over.set())
     with tempfile.TemporaryDirectory(prefix="gnnserve-front-") as folder:
-        front = Front(host, port, servers, Path(folder))
+        front = Front(host, port, servers, Path(folder), key)
         said, wrong = False, ""
         try:
             front.start()

@@ -19,6 +19,7 @@ from rich.text import Text
 
 import serve
 from serve.access.certificates import Certificates
+from serve.access.front_stamps import FrontStamps, read_key
 from serve.access.watching import FileWatcher, WatchedFiles
 from serve.commands.configured import (
     access_settings,
@@ -224,7 +225,10 @@ class Application:
             )
             self._callers = callers
             self._watched = [*callers.watched]
-            elsewhere = _elsewhere(config, self._engine)
+            stamps = _front_stamps(config)
+            if stamps is not None:
+                self._rpc.believe(stamps)
+            elsewhere = _elsewhere(config, self._engine, stamps)
             if elsewhere is not None:
                 undo.callback(elsewhere.close)
                 self._engine.moving.moves = elsewhere.better
@@ -400,7 +404,13 @@ def _with_socket_path(config: Config) -> ServerConfig:
     return msgspec.structs.replace(server, admin_socket=str(config.path(server.admin_socket)))
 
 
-def _elsewhere(config: Config, engine: Engine) -> "OtherServers | None":
+def _front_stamps(config: Config) -> FrontStamps | None:
+    """Return what believes the front; None where there is none. Raises ConfigError."""
+    file = config.cluster.front_key_file
+    return None if file is None else FrontStamps(read_key(config.path(file)))
+
+
+def _elsewhere(config: Config, engine: Engine, stamps: FrontStamps | None) -> "OtherServers | None":
     """Return what passes requests on to other servers; None where none are to be known."""
     if config.cluster.servers_file is None:
         return None
@@ -412,6 +422,7 @@ def _elsewhere(config: Config, engine: Engine) -> "OtherServers | None":
         lambda: engine.moving.room,
         config.path(config.cluster.servers_file),
         server.max_message_bytes,
+        stamps,
     )
 
 

@@ -24,6 +24,10 @@ CAUSES = {
         "arrived when there was more work than the lanes could finish in time",
         "more machines, or fewer requests at the peak: no scheduling order would suffice",
     ),
+    "network": (
+        "was in time from its arrival at the server, and was not from its arrival at the front",
+        "a faster network, clocks that agree, a client that sends to the servers itself",
+    ),
 }
 
 #: By reason: why a request has no result.

@@ -82,7 +82,8 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     run_estimate_ns: int = 0
     qos_target_ns: int = 0
     violated: bool = False
-    #: Cause of a violation: queue, prepare, interference, estimate or overload; else empty.
+    #: Cause of a violation: queue, prepare, interference, estimate, overload or network;
+    #: else empty.
     cause: str = ""
     pmc_estimate_bytes: int = 0
     reserve_bytes: int = 0
@@ -101,6 +102,8 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     trace_parent: str = ""
     #: Servers that have passed it on to this one.
     hops: int = 0
+    #: Time from its arrival at a front until its arrival here; 0 where none tells it.
+    front_ns: int = 0
 
     def __post_init__(self) -> None:
         """Shorten the texts that clients choose."""

@@ -26,6 +26,8 @@ class Violation(msgspec.Struct, frozen=True, kw_only=True):
     solo_estimate_ms: float
     run_estimate_ms: float
     backlog_ms: float
+    #: From its arrival at a front until its arrival at the server, no part of the latency.
+    front_ms: float = 0.0
     #: Time by stage; the stages sum to the latency.
     stages_ms: dict[str, float]
     lane: int
@@ -41,8 +43,9 @@ def violations_of(
 ) -> list[Violation]:
     """Return the details of late answers, and of each the ids of its `mates` and its machine."""
     stages = {stage: _ms(time) for stage, time in late.stage_ns().items()}
-    names = ("latency_ns", "qos_target_ns", "solo_estimate_ns", "run_estimate_ns", "backlog_ns")
-    latency, target, solo, run, backlog = (_ms(late[name]) for name in names)
+    names = ("latency_ns", "qos_target_ns", "solo_estimate_ns", "run_estimate_ns", "backlog_ns",
+             "front_ns")  # fmt: skip
+    latency, target, solo, run, backlog, front = (_ms(late[name]) for name in names)
     over = late.over_target.tolist()
     return [
         Violation(
@@ -61,6 +64,7 @@ def violations_of(
             solo_estimate_ms=solo[i],
             run_estimate_ms=run[i],
             backlog_ms=backlog[i],
+            front_ms=front[i],
             stages_ms={stage: time[i] for stage, time in stages.items()},
             lane=int(late["lane"][i]),
             group_id=int(late["group_id"][i]),

@@ -126,6 +126,8 @@ def qos_facts(record: RequestRecord, node: str = "") -> dict[str, ParameterValue
         "pmc_estimate_bytes": record.pmc_estimate_bytes,
         "pmc_measured_bytes": record.pmc_measured_bytes,
     }
+    if record.front_ns:
+        facts["front_us"] = record.front_ns // 1000
     if node:
         facts |= {"node": node, "hops": record.hops}
     if record.nonfinite_values:

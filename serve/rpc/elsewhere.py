@@ -1,9 +1,10 @@
 """Other servers that may answer a request in place of this one."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from serve.access.callers import AUTHORIZATION
+from serve.access.front_stamps import ARRIVED
 from serve.core.types import Task
 from serve.rpc.cancellation import Cancellation
 from serve.server.api import Room
@@ -11,6 +12,10 @@ from serve.wire.messages import REGION, WireRequest
 
 #: Header of a request that another server has passed on: it is passed on no more.
 HOPS = "gnnserve-hops"
+
+
+#: Headers of a call.
+Headers = Sequence[tuple[str, str | bytes]]
 
 
 class Origin(NamedTuple):
@@ -22,6 +27,8 @@ class Origin(NamedTuple):
     hops: int = 0
     #: Its header of that name; empty without.
     authorization: str = ""
+    #: What a front says of its arrival there, see ``front_stamps``; empty without.
+    stamp: str = ""
 
 
 class Elsewhere(Protocol):
@@ -54,20 +61,22 @@ class Elsewhere(Protocol):
         ...
 
 
-def hops_of(headers: Iterable[tuple[str, str | bytes]]) -> int:
+def hops_of(headers: Headers) -> int:
     """Return how many servers have passed on a call with these headers: 0 or 1."""
     return int(any(name == HOPS for name, _ in headers))
 
 
-def origin_of(message: bytes | memoryview, headers: Iterable[tuple[str, str | bytes]]) -> Origin:
+def origin_of(message: bytes | memoryview, headers: Headers) -> Origin:
     """Return where a call with these headers came from."""
-    hops, authorization = 0, ""
+    hops, authorization, stamp = 0, "", ""
     for name, value in headers:
         if name == HOPS:
             hops = 1
         elif name == AUTHORIZATION and isinstance(value, str):
             authorization = value
-    return Origin(message, hops, authorization)
+        elif name == ARRIVED and isinstance(value, str):
+            stamp = value
+    return Origin(message, hops, authorization, stamp)
 
 
 def is_movable(request: WireRequest, origin: Origin) -> bool:

@@ -14,7 +14,7 @@ from serve.errors import InvalidInput, NotReady, ServeError
 from serve.native import Front, Message, PlainRequest
 from serve.obs.trace_ids import trace_parent_of
 from serve.rpc.cancellation import Cancellation
-from serve.rpc.elsewhere import hops_of, origin_of
+from serve.rpc.elsewhere import Headers, origin_of
 from serve.rpc.front_callers import Credentials, FrontCallers
 from serve.rpc.gate import Gate
 from serve.rpc.plain_calls import PlainCalls
@@ -135,7 +135,13 @@ class FrontCalls:
         nameless = sender.stream and self.callers is not None
         headers = None if nameless else credentials or ()
         if isinstance(request, PlainRequest) and self._submit(
-            sender, request, arrived_ns, remaining_s, caller, trace, hops_of(headers or ())
+            sender,
+            request,
+            arrived_ns,
+            remaining_s,
+            caller,
+            trace,
+            headers or (),
         ):
             return
         cancellation = self._open[sender.handle] = Cancellation()
@@ -159,7 +165,7 @@ class FrontCalls:
         remaining_s: float,
         caller: Principal,
         trace: str,
-        hops: int,
+        headers: Headers,
     ) -> bool:
         """Submit a staged request; returns False for one that must go the way of messages."""
         if not request.valid:
@@ -168,7 +174,7 @@ class FrontCalls:
         try:
             answer = partial(self._answer, sender, request)
             ticket = self.plain.submit(
-                request, arrived_ns, remaining_s, answer, caller, trace_parent_of(trace), hops
+                request, arrived_ns, remaining_s, answer, caller, trace_parent_of(trace), headers
             )
         except Exception as error:
             request.release()
@@ -208,7 +214,7 @@ class FrontCalls:
         remaining_s: float,
         caller: Principal,
         trace: str,
-        headers: Sequence[tuple[str, str]] | None,
+        headers: Headers | None,
     ) -> None:
         request_id = ""
         try:

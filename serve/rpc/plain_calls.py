@@ -7,6 +7,7 @@ from serve.core.types import Outcome
 from serve.errors import ServeError
 from serve.native import PlainRequest
 from serve.rpc.convert import encode_answer_head
+from serve.rpc.elsewhere import Headers, hops_of
 from serve.rpc.joint_calls import MODELS
 from serve.rpc.parameters import decode_parameters
 from serve.rpc.service import InferenceService
@@ -28,6 +29,7 @@ class PlainCalls:
         self.plain = plain
         self._refused = refused
         self._service = service
+        self._submission = service.submission
 
     def submit(
         self,
@@ -37,7 +39,7 @@ class PlainCalls:
         answer: Answer,
         caller: Principal = ANYBODY,
         trace_parent: str = "",
-        hops: int = 0,
+        headers: Headers = (),
     ) -> PlainTicket | None:
         """Submit a staged request, which is the ticket's from then on.
 
@@ -45,6 +47,9 @@ class PlainCalls:
         for a resident graph or for several models, or it had better be elsewhere. Raises
         ServeError for one that is refused; a refusal gets its row in the report.
         """
+        hops, front_ns = 0, 0
+        if headers:
+            hops, front_ns = hops_of(headers), self._submission.front_ns(headers, arrived_ns)
         entry = self.plain.entry(request.token)
         given = request.parameters
         if entry is None or MODELS in given:
@@ -63,7 +68,8 @@ class PlainCalls:
                 wanted=tuple(request.wanted),
                 trace_parent=trace_parent,
                 hops=hops,
-                movable=self._service.elsewhere is not None and not hops,
+                front_ns=front_ns,
+                movable=self._submission.elsewhere is not None and not hops,
                 **parameters._asdict(),
             )
             return self.plain.submit(call, entry, request, answer)
@@ -79,7 +85,7 @@ class PlainCalls:
         try:
             record = ticket.finished(outcome)
             outputs = ticket.inputs.output_places(ticket.output_shape)
-            head = encode_answer_head(ticket.call.client_id, record, outputs, self._service.node)
+            head = encode_answer_head(ticket.call.client_id, record, outputs, self._submission.node)
         except Exception:
             spec = ticket.entry.spec
             self._service.failed(spec.name, str(spec.version), ticket.call.arrived_ns)

@@ -20,6 +20,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from serve.access.callers import AUTHORIZATION, Callers
 from serve.access.certificates import Certificates
+from serve.access.front_stamps import FrontStamps
 from serve.config import FrontKind, ServerConfig
 from serve.errors import ConfigError, NotReady
 from serve.native import front_lacks, tls_lacks
@@ -174,7 +175,7 @@ class GrpcServer:
                     report,
                     max_message_bytes,
                     OpenCallLimit(MAX_JOB_WATCHERS, "watches of training jobs", self._refusals),
-                    lambda: self._inference.node,
+                    lambda: self._inference.submission.node,
                 ),
                 own.AS_BYTES,
                 self._refusals,
@@ -248,8 +249,11 @@ class GrpcServer:
 
     def pass_on(self, elsewhere: Elsewhere | None) -> None:
         """Pass on requests that had better be at another server, from now on; None: no others."""
-        self._inference.elsewhere = elsewhere
-        self._inference.node = "" if elsewhere is None else elsewhere.node
+        self._inference.submission.elsewhere = elsewhere
+
+    def believe(self, stamps: FrontStamps) -> None:
+        """Believe fronts that tell when they got a request, from now on."""
+        self._inference.submission.stamps = stamps
 
     def accept(self, max_queue: int) -> None:
         """Have threads for another `max_queue` from now on."""

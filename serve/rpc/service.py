@@ -6,7 +6,6 @@ ticket and encodes the answer. Messages of ModelInfer and ModelStreamInfer are h
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 
 import grpc
 
@@ -26,7 +25,7 @@ from serve.pb import grpc_service_pb2 as pb
 from serve.rpc import describe
 from serve.rpc.cancellation import Cancellation
 from serve.rpc.convert import encode_answer
-from serve.rpc.elsewhere import Elsewhere, Origin, is_movable, origin_of
+from serve.rpc.elsewhere import Origin, origin_of
 from serve.rpc.gate import Gate
 from serve.rpc.guard import ADMIT, CALLER
 from serve.rpc.joint_calls import MODELS, JointCalls
@@ -35,7 +34,7 @@ from serve.rpc.statistics import Statistics
 from serve.rpc.stream import Stream
 from serve.rpc.submission import Submission
 from serve.rpc.workers import Workers
-from serve.server.api import BetterElsewhere, Inference, ModelInfo
+from serve.server.api import Inference, ModelInfo
 from serve.server.clock import now_ns
 from serve.server.load_turns import LoadCancellation
 from serve.server.regions import Regions
@@ -65,13 +64,11 @@ class InferenceService:
         #: Threads for the requests of streams; each stream has two more of its own.
         self.stream_workers = workers
         self._streams = streams
-        #: Servers that requests may be passed on to, and this one's name among them.
-        self.elsewhere: Elsewhere | None = None
-        self.node = ""
         #: Of the streams that are open here.
         self.stream_rights = OpenRights()
         self._statistics = Statistics()
-        self._submission = Submission(engine, regions, self.failed)
+        #: Knows other servers.
+        self.submission = Submission(engine, regions, self.failed)
         self._joint = JointCalls(engine, regions, self.succeeded, self.failed)
 
     # -- inference ----------------------------------------------------------------------------
@@ -110,7 +107,11 @@ class InferenceService:
         def infer(
             request: WireRequest, message: bytes, arrived_ns: int, cancellation: Cancellation
         ) -> bytes:
-            left_s, origin = context.time_remaining(), origin_of(message, headers)
+            # What a front said of the stream is not of this request.
+            left_s, origin = (
+                context.time_remaining(),
+                origin_of(message, headers)._replace(stamp=""),
+            )
             return self.infer(
                 request, arrived_ns, cancellation, left_s, opened.caller, trace, origin
             )
@@ -151,28 +152,19 @@ class InferenceService:
         Returns `ModelInferResponse`, serialized. Raises ServeError.
         """
         if MODELS in request.parameters:
-            asked = request, arrived_ns, cancellation, remaining_s, caller, trace_parent
-            return self._joint.infer(*asked)
-        hops, movable = 0, False
-        if origin is not None:
-            hops, movable = origin.hops, self.elsewhere is not None and is_movable(request, origin)
-        submit = partial(
-            self._submission.submit, request, arrived_ns, remaining_s, caller, trace_parent, hops
-        )
-        try:
-            model, call, ticket = submit(movable=movable)
-        except BetterElsewhere as found:
-            assert self.elsewhere is not None
-            assert origin is not None
-            left_s = remaining_s - (now_ns() - arrived_ns) / 1e9
-            passed = self.elsewhere.answer(request, origin, found.task, left_s, cancellation)
-            if passed is not None:
-                return passed
-            model, call, ticket = submit(movable=False)
+            joint = request, arrived_ns, cancellation, remaining_s, caller, trace_parent
+            return self._joint.infer(*joint)
+        asked = request, arrived_ns, remaining_s, caller, trace_parent
+        found = self.submission.submit(*asked, origin, cancellation)
+        if isinstance(found, bytes):
+            return found
+        model, call, ticket = found
         cancellation.submitted(ticket)
         try:
             result = ticket.result()
-            answer = encode_answer(request.request_id, result, call.output_place, self.node)
+            answer = encode_answer(
+                request.request_id, result, call.output_place, self.submission.node
+            )
         except Exception:
             self.failed(model.name, model.version, arrived_ns)
             raise

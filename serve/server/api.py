@@ -83,6 +83,8 @@ class InferCall(msgspec.Struct, frozen=True):
     trace_parent: str = ""
     #: Servers that have passed it on to this one.
     hops: int = 0
+    #: Time from its arrival at a front until its arrival here; 0 where none tells it.
+    front_ns: int = 0
     #: It may be passed on to another server, so ``BetterElsewhere`` may be raised.
     movable: bool = False
 

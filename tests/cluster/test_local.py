@@ -52,7 +52,10 @@ def test_the_command_of_the_page_serves_with_two_servers_and_ends_all(tmp_path):
                 assert b"<html" in answer.read()
         with Client(f"127.0.0.1:{port}") as client:
             graph = {"x": np.zeros((3, 32), np.float32), "edge_index": np.array([[0, 1], [1, 2]])}
-            assert client.infer("gcn", **graph).output.shape == (3, 5)
+            answer = client.infer("gcn", **graph)
+        assert answer.output.shape == (3, 5)
+        assert answer.qos.node
+        assert answer.qos.front_us > 0
         started = descendants(process.pid)
         process.terminate()
         assert process.wait(PATIENCE_S) == 0

@@ -71,3 +71,12 @@ def test_a_target_below_the_solo_time_is_the_estimates_doing():
     hurried = task(0, run_ns=10 * MS, prepare_ns=MS, arrived_ns=5 * MS, target_ns=3 * MS)
     outcome = ending(run=9 * MS)
     assert violation_cause(hurried, outcome, outcome.timeline.finished_ns + US) == "estimate"
+
+
+def test_the_network_is_blamed_for_what_was_in_time_from_its_arrival_here_alone():
+    outcome = ending(queue=6 * MS)
+    answered_ns = TASK.arrived_ns + 17 * MS
+    assert violation_cause(TASK, outcome, answered_ns, front_ns=5 * MS) is None
+    assert violation_cause(TASK, outcome, answered_ns, front_ns=5 * MS + 1) == "network"
+    late = ending(queue=13 * MS)
+    assert violation_cause(TASK, late, late.timeline.finished_ns, front_ns=MS) == "queue"

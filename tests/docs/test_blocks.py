@@ -16,8 +16,8 @@ TRIED = {
     "README.md": {"sh install", "sh serve", "sh demo", "python server"},
     "CONTRIBUTING.md": {"sh", "python test", "python policy"},
     "docs/access.md": {"toml tls", "toml tokens", "toml tenant", "sh access"},
-    "docs/cluster.md": {"sh front", "toml passed", "sh local", "sh machines", "sh ray", "sh change",
-                        "sh scale",
+    "docs/cluster.md": {"sh front", "sh key", "toml passed", "sh local", "sh machines", "sh ray",
+                        "sh change", "sh scale",
                         "sh page", "sh page-of", "sh report", "sh kuberay", "toml plan", "sh plan"},
     "docs/client.md": {"python server", "python targets"},
     "docs/import.md": {

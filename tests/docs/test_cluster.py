@@ -1,6 +1,7 @@
 """docs/cluster.md: a stock client is answered through its front, and its training is placed."""
 
 import re
+import subprocess
 import time
 from importlib.util import find_spec
 
@@ -10,6 +11,7 @@ import tritonclient.grpc as triton
 
 from bench.kit.servers import free_ports, listening
 from bench.kit.waiting import wait_for
+from serve.access.front_stamps import read_key
 from serve.config import load_config
 from serve.errors import ConfigError
 from tests.docs.pages import texts
@@ -55,6 +57,14 @@ def test_the_section_that_tells_of_other_servers_is_one_of_the_configuration(tmp
     path.write_text(section + '[server.tls]\ncertificate = "server.crt"\n')
     with pytest.raises(ConfigError, match=r"cluster\.servers_file: .* without the encryption"):
         load_config(path)
+
+
+def test_the_key_is_made_as_the_page_says(tmp_path):
+    (block,) = texts("docs/cluster.md", "sh", "key")
+    make, front = block.strip().splitlines()
+    subprocess.run(make, shell=True, check=True, cwd=tmp_path)
+    assert len(read_key(tmp_path / "front.key")) == 32
+    assert front.endswith("--key-file front.key")
 
 
 def test_reports_of_several_servers_are_one(tmp_path):

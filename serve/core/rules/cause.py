@@ -3,12 +3,16 @@
 from serve.core.types import Completed, Task
 
 #: Every cause, as the report counts them.
-CAUSES = ("queue", "prepare", "interference", "estimate", "overload")
+CAUSES = ("queue", "prepare", "interference", "estimate", "overload", "network")
 
 
-def violation_cause(task: Task, outcome: Completed, answered_ns: int) -> str | None:
+def violation_cause(
+    task: Task, outcome: Completed, answered_ns: int, front_ns: int = 0
+) -> str | None:
     """Return why the answer at `answered_ns` missed the target; None if it did not.
 
+    `network`: it was in time from the task's arrival here, and is not from `front_ns` before, when
+    a front got the request.
     `overload`: there was more work than the lanes could do (``demand``), so someone had to be late.
     A long task in front of a short one is no overload: another order would have helped.
     Otherwise the stage that took most more than the estimate assumed: `queue` (waiting, assumed
@@ -20,7 +24,8 @@ def violation_cause(task: Task, outcome: Completed, answered_ns: int) -> str | N
     estimate's doing too, and so is all that a run which overran its memory came to wait for.
     """
     if answered_ns - task.arrived_ns <= task.qos.target_ns:
-        return None
+        late = answered_ns - task.arrived_ns + front_ns > task.qos.target_ns
+        return "network" if front_ns and late else None
     when, estimate = outcome.timeline, task.estimate
     if when.overloaded:
         return "overload"

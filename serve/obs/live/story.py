@@ -161,6 +161,8 @@ def _told(db: sqlite3.Connection, frame: Frame, message: str) -> Story:
         why = "Answered in time." if facts.qos_target_ms else "Answered; it had no target."
     else:
         why = f"No result: {REASONS.get(reason, reason or status)}."
+    if facts.front_ms:
+        why += f" A front had it {format_ms(facts.front_ms)} before it was here."
     ran_beside = read_present(db, Selection(), arrived, ended, longest)
     beside, left_out = _beside(ran_beside, facts, frame)
     return Story(
@@ -180,6 +182,9 @@ def _told(db: sqlite3.Connection, frame: Frame, message: str) -> Story:
 
 def _remedies(facts: Violation) -> Iterator[str]:
     """Yield what would have changed the latency, largest first, and what to try."""
+    if facts.cause == "network":
+        yield f"Try first: {CAUSES[facts.cause][1]}."
+        return
     stages = facts.stages_ms
     saved = {
         "without waiting for a lane or memory": stages["queue"],

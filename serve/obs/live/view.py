@@ -29,7 +29,7 @@ from serve.wilson import wilson_interval
 #: By name of a window: its length and the width of its points, in seconds.
 WINDOWS = {"5m": (300, 1), "1h": (3_600, 10), "6h": (21_600, 60), "1d": (86_400, 300)}
 #: Order of a late answer's causes in points.
-CAUSES = ("queue", "prepare", "interference", "estimate", "overload")
+CAUSES = ("queue", "prepare", "interference", "estimate", "overload", "network")
 #: Share of a processor that the tables of a view may take.
 _SHARE = 0.01
 _SHARES = (0.5, 0.9, 0.99, 0.999)

@@ -16,7 +16,7 @@ export function named(point) {
   return { at, requests, answered, late, p50, p99, p999, over50, over99, busy, queue, reserved, causes };
 }
 
-const CAUSES = ["queue", "prepare", "interference", "estimate", "overload"];
+const CAUSES = ["queue", "prepare", "interference", "estimate", "overload", "network"];
 export const PLOTS = [
   { id: "requests", title: "Requests a second", format: rate, lines: [
     ["in time", perSecond((p) => p.answered - p.late)],
