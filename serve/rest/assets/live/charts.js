@@ -1,7 +1,7 @@
 // Plots of the points: lines that differ in colour and dashes, a keyboard cursor, and their numbers.
 import { bytes, clock, count, figures, interval, make, ms, percent } from "./text.js";
 
-const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3], [5, 2, 5, 6]];
+const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3], [5, 2, 5, 6], [14, 4]];
 const STEPS_S = [5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 14400, 21600];
 /** Distances of ticks in bytes: powers of two, so that they are round in KiB and MiB. */
 const BYTES = Array.from({ length: 45 }, (_, i) => 2 ** i);
