@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from serve.config_cluster import ClusterConfig
 from serve.config_settings import Setting, apply_settings, keys_of
 from serve.core.types import Nanos
 from serve.errors import ConfigError
@@ -387,18 +388,6 @@ class TracesConfig(Section, frozen=True):
     #: Share of the requests that are traced though their clients name no span. Clients that send
     #: `traceparent` decide by themselves.
     share: Annotated[float, Meta(ge=0, le=1)] = 0.01
-
-
-class ClusterConfig(Section, frozen=True):
-    """Section `[cluster]`: other servers, which may answer a request in place of this one."""
-
-    #: File that names the servers, `host:port` in each line, this one too or not; read again when
-    #: it changes. What this server cannot hold or would answer late is passed on, once. None: no.
-    servers_file: str | None = None
-    #: Name of this server in answers; None: the host's name and the gRPC port.
-    name: str | None = None
-    #: File with the key of the front, which alone may tell when it got a request.
-    front_key_file: str | None = None
 
 
 class GraphConfig(Section, frozen=True):

@@ -235,8 +235,7 @@ class Engine:
     @property
     def ready(self) -> bool:
         """See ``api.Inference``."""
-        any_will_do = self._config.server.ready_when == "any"
-        return self.serving and (any_will_do or self._starting.done)
+        return self.serving and (self._config.server.ready_when == "any" or self._starting.done)
 
     @property
     def live(self) -> bool:
