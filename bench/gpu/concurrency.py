@@ -23,6 +23,7 @@ from statistics import geometric_mean
 
 from bench.gpu.kit import Result, Rig, graph, run, spread
 from bench.gpu.lanes import Lane, at_once, kept_busy
+from serve.lane.cuda.streams import UNPARTITIONED, StreamKind
 
 #: Numbers of other tasks in the slowdown table.
 OTHERS = (1, 2, 3, 5, 7)
@@ -42,30 +43,33 @@ class Work:
         inputs = graph(*shape, 128)
         self._inputs = inputs if rig.dry else {key: x.pin_memory() for key, x in inputs.items()}
 
-    def once(self, lane: Lane, urgent: bool = False) -> float:
+    def once(self, lane: Lane, kind: StreamKind = StreamKind.ORDINARY) -> float:
         """Return the milliseconds of one run; call it in the lane's thread."""
-        return lane.timed_ms(self._model, self._inputs, LIMIT_BYTES, urgent)
+        return lane.timed_ms(self._model, self._inputs, LIMIT_BYTES, kind)
 
-    def times(self, lane: Lane, count: int, urgent: bool = False) -> list[float]:
+    def times(self, lane: Lane, count: int, kind: StreamKind = StreamKind.ORDINARY) -> list[float]:
         """Return the milliseconds of `count` runs; call it in the lane's thread."""
-        return [self.once(lane, urgent) for _ in range(count)]
+        return [self.once(lane, kind) for _ in range(count)]
 
-    def on_all(self, lanes: list[Lane], count: int) -> object:
+    def on_all(
+        self, lanes: list[Lane], count: int, kind: StreamKind = StreamKind.ORDINARY
+    ) -> object:
         """Run `count` times on each lane, all lanes at once."""
-        return at_once((lane, partial(self.times, lane, count)) for lane in lanes)
+        return at_once((lane, partial(self.times, lane, count, kind)) for lane in lanes)
 
     def beside(self, lane: Lane, count: int, busy: list[Lane], others: "Work",
-               urgent: bool = False) -> list[float]:  # fmt: skip
+               kind: StreamKind = StreamKind.ORDINARY,
+               their_kind: StreamKind = StreamKind.ORDINARY) -> list[float]:  # fmt: skip
         """Return the milliseconds of `count` runs while each of the busy lanes repeats `others`."""
-        with kept_busy(busy, others.once):
+        with kept_busy(busy, partial(others.once, kind=their_kind)):
             time.sleep(_SETTLE_S)
-            return lane.call(self.times, lane, count, urgent)
+            return lane.call(self.times, lane, count, kind)
 
     def warm(self, lanes: list[Lane]) -> None:
-        """Run on both streams of every lane, before anything counts."""
-        for urgent in (False, True):
-            for lane in lanes:
-                lane.call(self.once, lane, urgent)
+        """Run on all streams of every lane, before anything counts."""
+        for lane in lanes:
+            for kind in lane.queue.kinds:
+                lane.call(self.once, lane, kind)
 
 
 def body(result: Result, arguments: argparse.Namespace) -> None:
@@ -152,8 +156,8 @@ def priority(result: Result, rig: Rig, lanes: list[Lane], arguments: argparse.Na
     large.warm(crowd)
     small.warm([one])
     found = {"alone": one.call(small.times, one, 50)}
-    for name, urgent in (("ordinary", False), ("urgent", True)):
-        found[name] = small.beside(one, 20 if rig.dry else 100, crowd, large, urgent)
+    for kind in UNPARTITIONED:
+        found[kind.value] = small.beside(one, 20 if rig.dry else 100, crowd, large, kind)
     result.put("small_beside_large_ms", {name: spread(times) for name, times in found.items()})
     alone, ordinary, urgent_ms = (spread(times)["median"] for times in found.values())
     told = {"ordinary": round(ordinary / alone, 2), "urgent": round(urgent_ms / alone, 2)}

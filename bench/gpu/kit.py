@@ -26,7 +26,8 @@ from bench.gpu.lanes import Lane, first_products
 from bench.kit.machine import gpu_facts, machine_facts
 from serve.graphs.generate import generate_edges
 from serve.lane.cuda.arena import DeviceArena, LaneMemory
-from serve.lane.cuda.cuda_queue import Copies, CudaQueue
+from serve.lane.cuda.cuda_queue import Copies, CudaQueue, Pinned
+from serve.lane.cuda.partition import Partition
 from serve.lane.cuda.queues import HostQueue, Queue
 from serve.models import zoo
 from serve.native_cuda import CudaLibrary
@@ -143,9 +144,19 @@ class Rig:
             self._require_streams_apart()
         return self._lanes[:count]
 
-    def queue(self) -> Queue:
-        """Return a lane's queue."""
-        return HostQueue() if self.copies is None else CudaQueue(self.device, self.copies)
+    def queue(self, reserved_sms: int = 0) -> Queue:
+        """Return a lane's queue; bounded runs stay off that many multiprocessors.
+
+        Raises RuntimeError when they cannot be reserved.
+        """
+        if self.copies is None:
+            return HostQueue(bounded=reserved_sms > 0)
+        if self.library is None or not reserved_sms:
+            return CudaQueue(self.device, self.copies)
+        partition = Partition.open(self.library, 0, reserved_sms)
+        if partition is None:
+            raise RuntimeError(f"{reserved_sms} multiprocessors cannot be reserved")
+        return CudaQueue(self.device, self.copies, Pinned(self.library), partition)
 
     def memory(self) -> LaneMemory | None:
         """Return a lane's memory."""

@@ -70,7 +70,7 @@ class Lane:
         model: Callable[..., torch.Tensor],
         inputs: Mapping[str, torch.Tensor],
         limit_bytes: int,
-        urgent: bool = False,
+        kind: StreamKind = StreamKind.ORDINARY,
     ) -> torch.Tensor:
         """Run a task as the server's lanes do: up, forward, down. Only in the lane's thread.
 
@@ -81,7 +81,7 @@ class Lane:
             raise RuntimeError("a lane's task runs in the lane's thread: see Lane.call")
         with task_in(self.memory, limit_bytes):
             try:
-                with self.queue.running(_kind(urgent)), torch.inference_mode():
+                with self.queue.running(kind), torch.inference_mode():
                     placed = self.queue.upload(inputs)
                     output = model(placed["x"], placed["edge_index"]).contiguous()
                     place = self._place(output)
@@ -99,16 +99,16 @@ class Lane:
         model: Callable[..., torch.Tensor],
         inputs: Mapping[str, torch.Tensor],
         limit_bytes: int,
-        urgent: bool = False,
+        kind: StreamKind = StreamKind.ORDINARY,
     ) -> float:
         """Return the milliseconds of ``run``."""
         started = time.perf_counter()
-        self.run(model, inputs, limit_bytes, urgent)
+        self.run(model, inputs, limit_bytes, kind)
         return 1e3 * (time.perf_counter() - started)
 
     def _begin(self) -> int:
-        for urgent in (False, True):
-            with self.queue.running(_kind(urgent)), torch.inference_mode():
+        for kind in self.queue.kinds:
+            with self.queue.running(kind), torch.inference_mode():
                 if isinstance(self.queue, CudaQueue):
                     self.streams.append(self.queue.stream)
                 first_products(self.queue.device)
@@ -121,10 +121,6 @@ class Lane:
             pinned = self.queue.device.type != "cpu"
             self._places[shape] = torch.empty(shape, dtype=output.dtype, pin_memory=pinned)
         return self._places[shape]
-
-
-def _kind(urgent: bool) -> StreamKind:
-    return StreamKind.URGENT if urgent else StreamKind.ORDINARY
 
 
 def at_once(pieces: Iterable[tuple[Lane, Callable[[], _Found]]]) -> list[_Found]:

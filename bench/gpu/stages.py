@@ -84,6 +84,7 @@ def stages(quick: Collection[str] = (), *, dry: bool = False) -> list[Stage]:
     ]
     more = [
         stage("bench.gpu.concurrency", 240, 60),
+        stage("bench.gpu.isolation", 60, 20),
         stage("bench.gpu.kernels", 150, 40, _ENGINE),
         stage("bench.gpu.launching", 20, 10, _ENGINE),
         stage("bench.gpu.gather", 130, 30),

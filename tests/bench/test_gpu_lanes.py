@@ -94,7 +94,7 @@ def device(monkeypatch):
         def open(cls, slab_bytes, *, dry):
             return cls(True, slab_bytes) if slab_bytes > 1 else Rig(True, 1)
 
-        def queue(self):
+        def queue(self, reserved_sms=0):
             return Streams(device)
 
         def memory(self):

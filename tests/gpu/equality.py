@@ -13,6 +13,7 @@ from itertools import product
 import torch
 
 from bench.gpu.kit import MODELS, Result, Rig, graph, relative_error, run
+from serve.lane.cuda.streams import UNPARTITIONED
 
 SIZES = ((1, 0), (2, 2), (17, 0), (100, 400), (3000, 30_000), (8000, 80_000))
 LIMIT = 1e-4
@@ -36,8 +37,8 @@ def body(result: Result, arguments: argparse.Namespace) -> None:
                 inputs = graph(num_nodes, num_edges, 100)
                 with torch.inference_mode():
                     expected = there(inputs["x"], inputs["edge_index"])
-                for urgent in (False, True):
-                    found = lane.call(lane.run, here, inputs, 8 << 30, urgent)
+                for kind in UNPARTITIONED:
+                    found = lane.call(lane.run, here, inputs, 8 << 30, kind)
                     errors.append(relative_error(found, expected))
             worst[what] = max(errors)
             result.check(f"{what} within {LIMIT}", worst[what] <= LIMIT, worst[what])
