@@ -12,7 +12,7 @@ of the M minutes. The output of each is in build/gpu/<stage>.log.
 The findings of this call and of earlier ones are in gpu.json, written again and again while stages
 run; the last lines give the verdict on each aim of ``bench.gpu.aims``. The file is in
 bench/results, or in FOLDER, or in the folder that the environment variable OUT names; in the latter
-two, logs and calibrations lie beside it.
+two, logs, calibrations and a page of figures lie beside it.
 
 With `--resume` stages that passed are skipped, new ones come first, failed ones last; FOLDERs are
 those of calls on other machines. `--merge` makes one file of several, later findings replacing
@@ -40,6 +40,7 @@ from typing import Any
 # This file is run as a script, on a machine where nothing of gnnserve is installed.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
+from bench.gpu.figures_page import PAGE, page
 from bench.gpu.findings import FINDINGS, Keeper, load, read, tell, together, write
 from bench.gpu.stages import ALL, Stage, stages
 
@@ -71,7 +72,7 @@ def main() -> int:
     if arguments.merge:
         found = together(load(path) for path in arguments.merge)
         write(found, keeper.folder / FINDINGS)
-        tell(found)
+        _tell(found, keeper)
         return 0
     only, skip, quick = (
         set(filter(None, text.split(",")))
@@ -92,8 +93,15 @@ def main() -> int:
     tell_missing(chosen)
     call = Call(keeper, ends_at, partial(attempt, environment=environment, folder=keeper.build))
     found, failed = call.run(chosen, found)
-    tell(found)
+    _tell(found, keeper)
     return int(failed)
+
+
+def _tell(found: Found, keeper: Keeper) -> None:
+    """Print the findings, and draw them where a folder was named for what is kept."""
+    tell(found)
+    if keeper.everything:
+        (keeper.folder / PAGE).write_text(page(found))
 
 
 def keeper_for(out: Path | None, *, dry: bool) -> Keeper:

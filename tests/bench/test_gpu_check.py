@@ -291,6 +291,7 @@ def test_what_several_calls_found_becomes_one_file_and_a_line_for_each_aim(
     out = tmp_path / "all"
     monkeypatch.setattr("sys.argv", ["check", "--out", str(out), "--merge", *map(str, files)])
     assert check.main() == 0
+    assert "<h2>Aims</h2>" in (out / "gpu.html").read_text()
     merged = json.loads((out / "gpu.json").read_text())
     assert {name: row["state"] for name, row in merged["stages"].items()} == {
         "gather": "ok",
