@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "peers.hpp"
@@ -12,11 +13,15 @@ namespace {
 // Kinds of calls that a connection's client is known to be allowed, and the largest of them that
 // is remembered.
 constexpr std::size_t kMostAdmitted = 8, kMostBytes = 2048;
+// Tells when a proxy got the call, and so differs from call to call; it allows nothing.
+constexpr std::string_view kArrived = "gnnserve-arrived";
 
 std::string kind_of(const CallHead& head) {
     std::string kind(head.path);
     for (const auto& [name, value] : head.credentials) {
-        kind.append(1, '\n').append(name).append(1, ' ').append(value);
+        if (name != kArrived) {
+            kind.append(1, '\n').append(name).append(1, ' ').append(value);
+        }
     }
     return kind;
 }

@@ -245,6 +245,10 @@ void test_calls_wait_to_be_admitted(const H2Api& api) {
     caller.send(kMethod, "second", token);
     server.until(caller, [&] { return server.events.size() == 2; });
     CHECK(server.asked.size() == 1);
+    // When a proxy got it makes no difference.
+    caller.send(kMethod, "stamped", {token[0], {"gnnserve-arrived", "key 5"}});
+    server.until(caller, [&] { return server.events.size() == 3; });
+    CHECK(server.asked.size() == 1 && server.events[2].credentials.size() == 2);
     caller.send(kMethod, "other token", {{"authorization", "Bearer two"}});
     server.until(caller, [&] { return server.asked.size() == 2; });
     caller.send("/test.Service/Other", "other method", token);
@@ -263,9 +267,9 @@ void test_calls_wait_to_be_admitted(const H2Api& api) {
     for (const Event& event : server.asked) {
         server.front.admit(event.handle);
     }
-    server.until(caller, [&] { return server.events.size() == 4; });
+    server.until(caller, [&] { return server.events.size() == 5; });
     server.settle(caller);
-    CHECK(server.events.size() == 4);
+    CHECK(server.events.size() == 5);
 }
 
 void test_who_is_refused_sends_no_body(const H2Api& api) {
