@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
@@ -14,6 +15,8 @@ from serve.cluster.replica import state_folder
 from serve.cluster.rollout import Rollout
 from serve.cluster.servers_file import write_servers
 from serve.cluster.supervised import Supervised
+from serve.config import load_config
+from serve.config_settings import settings_of
 from serve.errors import ConfigError
 from serve.files import replace_file
 
@@ -200,4 +203,16 @@ class Coordinator:
             sys.executable, "-P", "-m", "gnnserve", "front", "--host", pool.host,
             "--port", str(pool.port), "--servers-file", str(self._servers_file),
         ]  # fmt: skip
+        if (key_file := _key_file(pool)) is not None:
+            command += ["--key-file", str(key_file)]
         self._front.start(command, pool.endpoint, pool.spec.lease_s)
+
+
+def _key_file(pool: Pool) -> Path | None:
+    """Return the file with the front's key; None without, or while nobody knows of it."""
+    try:
+        config = load_config(Path(pool.spec.config), settings_of({}, pool.spec.settings))
+    except ConfigError:
+        return None  # the front does without rather than not at all
+    file = config.cluster.front_key_file
+    return None if file is None else config.path(file)

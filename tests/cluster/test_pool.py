@@ -11,6 +11,7 @@ from serve.cluster.coordinator import Coordinator
 from serve.cluster.figures import FigureReader, Figures
 from serve.cluster.pool import PoolKeeper, bounds_of, digest_of, update_of
 from serve.cluster.replica import FOLDER_VARIABLE, ReplicaSpec
+from serve.cluster.supervised import Supervised
 from serve.core.versions.comparison import LEAST
 from serve.errors import ConfigError
 from serve.obs.store import RecordStore
@@ -185,3 +186,23 @@ def test_a_coordinator_deploys_anew_until_it_succeeds_and_remembers(tmp_path, mo
     coordinator.not_started("2", "it ends")
     assert len(deployed) == 2
     coordinator.end()
+
+
+def test_the_front_of_a_cluster_has_the_key_that_its_configuration_names(tmp_path, monkeypatch):
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    started = []
+    monkeypatch.setattr(Supervised, "start", lambda _, command, *rest: started.append(command))
+    config = tmp_path / "gnnserve.toml"
+    spec = msgspec.structs.replace(ON_TRIAL.spec, config=str(config), settings=())
+    pool = msgspec.structs.replace(ON_TRIAL, spec=spec)
+    coordinator = Coordinator("c", lambda pool: None)
+    try:
+        for content in ('[cluster]\nfront_key_file = "key"\n', "", "no TOML"):
+            config.write_text(content)
+            coordinator._start_front(pool)
+    finally:
+        coordinator.end()
+    with_key, *others = started
+    assert with_key[-2:] == ["--key-file", str(tmp_path / "key")]
+    assert all("--key-file" not in command for command in others)
+    assert len(others) == 2
