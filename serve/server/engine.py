@@ -128,9 +128,7 @@ class Engine:
         self._parts.tables.offer()
 
     def open(
-        self,
-        progress: Callable[[str, float], None] | None = None,
-        send: Send | None = None,
+        self, progress: Callable[[str, float], None] | None = None, send: Send | None = None
     ) -> None:
         """Time requests of the server's own, then take those of clients.
 
