@@ -6,8 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from serve.errors import ConfigError
 from serve.files import read_text
+from serve.graphs.datasets import graph_name
 from serve.profiles import parse_profile
 from serve.workload import ARRIVALS, MIX, PoolSpec, parse_weights
 
@@ -63,8 +66,8 @@ class LoadOptions:
     fanouts: str = ""
     #: Settings of the graph pool.
     pool: PoolSpec = field(default_factory=PoolSpec)
-    #: Folder of real graphs. With a graph of the server only the environment may name one, for
-    #: other runs.
+    #: Real graphs: a folder of them, or the file of one. With a graph of the server only the
+    #: environment may name them, for other runs.
     data: Path | None = None
     #: Trace to replay.
     trace: Path | None = None
@@ -76,6 +79,13 @@ class LoadOptions:
     save_trace: Path | None = None
     #: Time limit of each request from its intended send time.
     timeout_s: float = 30.0
+
+    @property
+    def graphs(self) -> PoolSpec:
+        """Recipe for the graphs: those of the pool, or the one whose file `data` names."""
+        if self.data is None or not self.data.is_file():
+            return self.pool
+        return msgspec.structs.replace(self.pool, datasets=(graph_name(self.data),))
 
     def check(self) -> None:
         """Raise ConfigError when the options contradict each other."""

@@ -101,7 +101,7 @@ def make_plan(options: LoadOptions, server: ServerUnderLoad, *, encoded: bool = 
     if options.trace is None:
         models = _models(options, server)
         resident = _resident(options, server)
-        source = _source(models, resident, options.pool, options, server)
+        source = _source(models, resident, options.graphs, options, server)
         trace = _draw(options, models, resident, source, server)
     else:
         trace = _shortened(read_trace(options.trace), options)
@@ -250,7 +250,7 @@ def _draw(
         profile=options.profile,
         rate_hz=options.rate_hz or 1.0,
         in_flight=options.in_flight,
-        pool=options.pool,
+        pool=options.graphs,
         resident=resident,
         sources=source.sources,
     )

@@ -88,16 +88,23 @@ def load_dataset(
 
 
 def find_file(name: str, folder: Path | None) -> Path | None:
-    """Return the archive of graph `name` in `folder`, None if there is none.
+    """Return the archive of graph `name`: in `folder`, or `folder` itself; None if there is none.
 
-    Raises ConfigError when `folder` is none.
+    Raises ConfigError when `folder` is neither a folder nor a file.
     """
     if folder is None:
         return None
+    if folder.is_file():
+        return folder if graph_name(folder) == name else None
     if not folder.is_dir():
         raise ConfigError(f"{folder}: no such folder of graphs")
     paths = (folder / f"{name}.npz", folder / f"{name}_topology.npz")
     return next((path for path in paths if path.is_file()), None)
+
+
+def graph_name(path: Path) -> str:
+    """Return the name of the graph that an archive holds, by the name of its file."""
+    return path.stem.removesuffix("_topology")
 
 
 def _dataset(name: str, num_nodes: int, edges: NDArray[np.int32], source: str) -> Dataset:

@@ -363,6 +363,20 @@ def test_a_folder_that_the_environment_names_is_for_other_runs(monkeypatch):
     )
 
 
+def test_a_file_of_one_graph_is_what_requests_are_cut_from(tmp_path):
+    ring = np.arange(300)
+    path = tmp_path / "ring_topology.npz"
+    np.savez(path, num_nodes=300, edge_index=[ring, (ring + 1) % 300])
+    plan = make_plan(replace(OPTIONS, data=path), FakeServer())
+    assert {item.dataset for item in plan.trace.items} == {"ring"}
+    assert plan.trace.header.sources == {"ring": "file ring_topology.npz"}
+    assert all(item.num_edges <= 2 * item.num_nodes for item in plan.trace.items)
+    saved = tmp_path / "trace.jsonl"
+    plan.trace.save(saved)
+    again = LoadOptions("host:1", trace=saved, data=path)
+    assert make_plan(again, FakeServer()).messages == plan.messages
+
+
 def sample(latency_ms, target_us=10_000, status="OK", lag_ms=0.1, model="gcn", due_s=1.0):
     return Sample(
         model=model,
