@@ -15,6 +15,7 @@ from pathlib import Path
 
 from bench.kit.open_loop import LoadProcess, LoadRun
 from bench.kit.processes import descendants
+from bench.kit.servers import ServerProcess
 
 #: Highest share of the cores' time that other programs may take.
 OTHERS_LIMIT = 0.05
@@ -32,7 +33,8 @@ class Undisturbed:
 
     def __init__(self, client: LoadProcess, tries: int = TRIES) -> None:
         self._client = client
-        self._tries = tries
+        # Quick runs run beside others.
+        self._tries = 1 if ServerProcess.quick else tries
         self._cores = sorted(os.sched_getaffinity(0))
         #: Best time of the piece of work: the least median of the runs so far.
         self._best_ns = statistics.median(_piece_ns() for _ in range(400))

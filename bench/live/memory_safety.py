@@ -96,7 +96,7 @@ def served(budget_bytes: int, requests: int) -> dict[str, Any]:
     """Return what became of the requests under a budget."""
     sections: dict[str, dict[str, object]] = {
         "device": {"memory_budget": f"{budget_bytes >> 20} MiB", "lanes": 4},
-        "models": {"executor": "eager"},
+        "models": {"executor": "eager", "load": [MODEL]},
     }
     with tempfile.TemporaryDirectory() as folder:
         server = ServerProcess(Path(folder), sections=sections, usual_calibrations=True)

@@ -45,9 +45,9 @@ SCRIPT = Script(
     "executors",
     full={
         "models": ZOO, "rounds": 15, "nodes": (100, 300, 1_000, 3_000, 8_000, 20_000),
-        "against": None,
+        "shapes": tuple(SHAPES), "against": None,
     },
-    quick={"models": ZOO[:1], "rounds": 3, "nodes": (100,)},
+    quick={"models": ZOO[:1], "rounds": 3, "nodes": (100,), "shapes": tuple(SHAPES)[:1]},
     tables=[
         Table("Forward pass, one thread", "rows", {
             "model": "{model} {shape}", "nodes": "{nodes:,}", "stock, ms": "{stock[ms]:.2f}",
@@ -63,7 +63,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     processes = {kind: start(kind) for kind in KINDS}
     if options.against is not None:
         processes[BEFORE] = start("csr", options.against.resolve())
-    asked = [(model, shape) for shape in SHAPES for model in options.models if model in ZOO]
+    asked = [(model, shape) for shape in options.shapes for model in options.models if model in ZOO]
     asked += [(model, "architecture") for model in options.models if model not in ZOO]
     rows = [
         compared(processes, (model, shape, nodes), options.rounds)

@@ -67,12 +67,12 @@ SCRIPT = Script(
 )  # fmt: skip
 
 
-def estimators() -> dict[str, ModelEstimator]:
-    """Return the estimators of the demo's models."""
+def estimators(names: Sequence[str]) -> dict[str, ModelEstimator]:
+    """Return the estimators of these of the demo's models."""
     config = load_config(configs_path() / "dev.toml")
     models = msgspec.structs.replace(config.models, executor=EXECUTOR)
     config = calibrated_as_asked(msgspec.structs.replace(config, models=models))
-    return offline_estimators(config, device_of(config), MODELS, lambda _stage, _share: None)
+    return offline_estimators(config, device_of(config), names, lambda _stage, _share: None)
 
 
 def compared(model: LoadedModel, size: tuple[int, int], count: int, repeats: int) -> dict[str, Any]:
@@ -164,7 +164,7 @@ def regret(rows: Sequence[dict[str, Any]], groups: Sequence[int], count: int) ->
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Return a row for each model and size."""
     torch.set_num_threads(1)
-    found = estimators()
+    found = estimators(options.models)
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     results: list[dict[str, Any]] = []
     for name, nodes in product(options.models, options.nodes):
