@@ -1,5 +1,6 @@
 """The queue of a lane on a GPU: its streams, and the memory that its copies start from."""
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -36,17 +37,20 @@ class Pinned:
     def __init__(self, library: CudaLibrary, device: int = 0) -> None:
         """`device` is the number of the device that reads."""
         self.library, self._device = library, device
+        self._lock = threading.Lock()
         #: Start and end address, and the start as the device addresses it.
         self._ranges: list[tuple[int, int, int]] = []
 
     def register(self, address: int, size_bytes: int) -> None:
         """Pin that memory until ``unregister``; raises CudaError when CUDA refuses."""
         seen = self.library.register(address, size_bytes, self._device)
-        self._ranges.append((address, address + size_bytes, seen))
+        with self._lock:
+            self._ranges = [*self._ranges, (address, address + size_bytes, seen)]
 
     def unregister(self, address: int) -> None:
         """Unpin the memory that starts there, before its unmapping; no kernel may still read it."""
-        self._ranges = [found for found in self._ranges if found[0] != address]
+        with self._lock:
+            self._ranges = [found for found in self._ranges if found[0] != address]
         self.library.unregister(address)
 
     def seen(self, tensor: torch.Tensor) -> int | None:

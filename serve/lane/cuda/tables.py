@@ -62,26 +62,53 @@ class Tables:
     def __init__(self, pinned: Pinned | None) -> None:
         """`pinned` is the device's pinned memory, None on the processor."""
         self._pinned = pinned
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self._tables: dict[int, Table] = {}
+        #: Numbers of tables that a thread maps now.
+        self._being_made: set[int] = set()
 
     @contextmanager
     def using(self, ref: TableRef) -> Iterator[Table]:
         """Yield the table, which stays mapped meanwhile. Raises what ``Table`` raises."""
-        with self._lock:
-            table = self._tables.get(ref.number)
-            if table is None:
-                table = self._tables[ref.number] = Table(ref, self._pinned)
-            table.users += 1
+        table = self._take(ref)
         try:
             yield table
         finally:
-            with self._lock:
+            with self._changed:
                 table.users -= 1
-                self._drop_old(ref.graph)
+                old = self._take_old(ref.graph)
+            for each in old:
+                each.close()
 
-    def _drop_old(self, graph: str) -> None:
+    def _take(self, ref: TableRef) -> Table:
+        """Return the table with one user more.
+
+        Mapping and pinning one of many gigabytes takes seconds, in which others are used.
+        """
+        number = ref.number
+        with self._changed:
+            self._changed.wait_for(lambda: number not in self._being_made)
+            if (table := self._tables.get(number)) is not None:
+                table.users += 1
+                return table
+            self._being_made.add(number)
+        made: Table | None = None
+        try:
+            made = Table(ref, self._pinned)
+            made.users = 1
+            return made
+        finally:
+            with self._changed:
+                self._being_made.discard(number)
+                if made is not None:
+                    self._tables[number] = made
+                self._changed.notify_all()
+
+    def _take_old(self, graph: str) -> list[Table]:
+        """Remove and return the graph's tables that are neither its newest nor in use."""
         of_graph = [number for number, t in self._tables.items() if t.ref.graph == graph]
-        for number in of_graph:
-            if number != max(of_graph) and not self._tables[number].users:
-                self._tables.pop(number).close()
+        return [
+            self._tables.pop(number)
+            for number in of_graph
+            if number != max(of_graph) and not self._tables[number].users
+        ]

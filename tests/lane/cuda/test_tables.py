@@ -1,8 +1,12 @@
 """Tables of features in a device's process: mapped once, pinned for a GPU, dropped when old."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from serve.graphs.features import FeatureKeeper, memory_file
 from serve.ipc.messages import TableRef
@@ -99,3 +103,53 @@ def test_a_table_whose_file_is_gone_is_an_error(tmp_path, reused):
     assert (other is not None and table_of(other).path == ref.path) == reused
     with pytest.raises(OSError, match="No such file"), Tables(None).using(ref):
         pass
+
+
+class SlowPinned(FakePinned):
+    """Pinning of memory of one size takes until it may go on."""
+
+    def __init__(self, slow_bytes):
+        super().__init__()
+        self.slow_bytes = slow_bytes
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        self.calls = 0
+
+    def register(self, address, size_bytes):
+        self.calls += 1
+        if size_bytes == self.slow_bytes:
+            self.begun.set()
+            assert self.go_on.wait(600)
+        super().register(address, size_bytes)
+
+
+def test_a_table_that_is_pinned_for_long_keeps_no_other_waiting(tmp_path):
+    large = table_of(large_x := kept(np.full((5, 2), 0.5, np.float32), tmp_path), "large")
+    small = table_of(small_x := kept(np.full((3, 2), 1.5, np.float32), tmp_path), "small")
+    pinned = SlowPinned(large_x.nbytes)
+    tables = Tables(pinned)
+
+    def first_value(ref):
+        with tables.using(ref) as table:
+            return table, float(table.rows[0, 0])
+
+    with ThreadPoolExecutor(2) as threads:
+        both = [threads.submit(first_value, large)]
+        try:
+            assert pinned.begun.wait(600)
+            both.append(threads.submit(first_value, large))
+            assert first_value(small)[1] == small_x[0, 0]
+        finally:
+            pinned.go_on.set()
+        (one, value), (other, _) = (each.result(600) for each in both)
+    assert one is other
+    assert value == 0.5
+    assert pinned.calls == 2
+
+
+def test_a_table_that_could_not_be_mapped_is_tried_again(tmp_path):
+    ref = table_of(x := kept(np.full((3, 2), 0.5, np.float32), tmp_path))
+    tables = Tables(None)
+    with pytest.raises(OSError, match="No such file"), tables.using(replace(ref, path="/none")):
+        pass
+    with tables.using(ref) as table:
+        assert table.rows[0, 0] == x[0, 0]
