@@ -21,7 +21,9 @@ int main(int count, char** arguments) {
         dlsym(library, "gnnserve_cuda_slab"));
     const auto text = reinterpret_cast<const char* (*)(int)>(dlsym(library, "gnnserve_cuda_error"));
     CHECK(slab != nullptr && text != nullptr);
-    CHECK(dlsym(library, "gnnserve_cuda_gather") != nullptr);
+    for (const char* name : {"gather", "partition", "partition_stream"}) {
+        CHECK(dlsym(library, (std::string("gnnserve_cuda_") + name).c_str()) != nullptr);
+    }
     for (const char* name : {"csr", "csr_scratch", "spread", "normalise", "aggregate", "attend",
                              "head_dots", "pieces"}) {
         CHECK(dlsym(library, (std::string("gnnserve_graph_") + name).c_str()) != nullptr);
