@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/types.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -21,7 +22,7 @@
 
 namespace {
 
-enum Kind : std::size_t { kThread, kOpen, kDescriptor, kKinds };
+enum Kind : std::size_t { kThread, kOpen, kDescriptor, kMemory, kSend, kKinds };
 
 // All of one kind: calls so far, the number of the call to fail (0: none), and calls failed.
 struct Counts {
@@ -130,4 +131,24 @@ EXPORT int socketpair(int domain, int type, int protocol, int* pair) noexcept {
 EXPORT int dup(int fd) noexcept {
     static auto* real = next<int(int)>("dup");
     return fails(kDescriptor) ? refused(EMFILE) : real(fd);
+}
+
+#define MMAP(name)                                                                   \
+    EXPORT void* name(void* at, size_t size, int access, int flags, int fd,          \
+                      off_t offset) noexcept {                                       \
+        static auto* real = next<void*(void*, size_t, int, int, int, off_t)>(#name); \
+        return fails(kMemory) ? (errno = ENOMEM, MAP_FAILED)                         \
+                              : real(at, size, access, flags, fd, offset);           \
+    }
+MMAP(mmap)
+MMAP(mmap64)
+
+EXPORT ssize_t send(int fd, const void* bytes, size_t size, int flags) {
+    static auto* real = next<ssize_t(int, const void*, size_t, int)>("send");
+    return fails(kSend) ? refused(ENOBUFS) : real(fd, bytes, size, flags);
+}
+
+EXPORT ssize_t sendmsg(int fd, const msghdr* message, int flags) {
+    static auto* real = next<ssize_t(int, const msghdr*, int)>("sendmsg");
+    return fails(kSend) ? refused(ENOBUFS) : real(fd, message, flags);
 }

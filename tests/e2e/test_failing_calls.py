@@ -24,7 +24,7 @@ from tests.processes import PATIENCE_S, descendants, http_get, metric, wait_for
 SOURCE = ROOT / "csrc" / "tests" / "fail_calls_preload.cpp"
 LANES = 2
 #: Kinds of calls, in the order of the library's, and how many of each are tried.
-KINDS = {"thread": 2, "open": 2, "descriptor": 2}
+KINDS = {"thread": 2, "open": 2, "descriptor": 2, "memory": 2, "send": 2}
 _ROW = struct.Struct("=3Q")
 
 
