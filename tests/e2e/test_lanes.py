@@ -80,6 +80,23 @@ def test_a_killed_lane_costs_no_answer(troubled, call, trouble, reference):
     assert victim not in descendants(troubled.pid)
 
 
+def test_a_killed_fork_server_costs_no_answer(troubled, call, trouble, reference):
+    """All lanes end with it; new ones answer what was running, and what waited."""
+    with ThreadPoolExecutor(LANES + 4) as threads, trouble.holding() as long:
+        slow = [threads.submit(infer, call, "mischief", long) for _ in range(LANES)]
+        wait_for(lambda: len(trouble.running()) == LANES, "runs on all lanes")
+        victims = trouble.running()
+        waiting = [threads.submit(infer, call, "gcn", GOOD, tenant="waited") for _ in range(4)]
+        wait_for(lambda: metric(troubled, "gnnserve_queue_depth") == 4, "requests that wait")
+        (fork_server,) = (pid for pid in descendants(troubled.pid) if descendants(pid))
+        os.kill(fork_server, signal.SIGKILL)
+        running(trouble, but=victims)  # the others may be merged into that run
+    for one in slow:
+        assert_equal(one.result().outputs["output"], trouble.expected(long))
+    for one in waiting:
+        assert_equal(one.result().outputs["output"], reference("gcn", GOOD))
+
+
 def test_a_request_that_loses_two_lanes_is_given_up(troubled, call, trouble):
     with ThreadPoolExecutor(1) as threads:
         slow = threads.submit(infer, call, "mischief", trouble.graph(HOLD), tenant="twice")
