@@ -23,6 +23,10 @@ constexpr std::size_t kReadBytes = 256 << 10;
 // Of one connection before the others, and what was polled for, have their turn.
 constexpr std::size_t kTurnBytes = 1 << 20;
 constexpr std::int64_t kLookEvery_ns = 500'000'000;
+// Calls that are refused at one look as their messages do not come; and the time to the next look
+// when there may be more.
+constexpr std::size_t kLateAtOnce = 1000;
+constexpr std::int64_t kLookSoon_ns = 20'000'000;
 // Who has read something within this time is no slow reader, however much there is to send.
 constexpr std::int64_t kReads_ns = 1'000'000'000;
 // Told at once by `poll`.
@@ -225,7 +229,6 @@ void Front::wait(std::int64_t wait_ns) {
     }
     if (const std::int64_t now_ns = Connection::now_ns(); now_ns >= next_look_ns_) {
         look(now_ns);
-        next_look_ns_ = now_ns + kLookEvery_ns;
     }
 }
 
@@ -311,14 +314,17 @@ void Front::end(Socket& socket) noexcept {
     }
 }
 
-// Ends what takes too long: messages that do not come, clients that do not read.
+// Ends what takes too long: messages that do not come, clients that do not read. Of the former only
+// so many that others need not wait for that.
 void Front::look(std::int64_t now_ns) {
+    std::size_t left = kLateAtOnce;
     for (const auto& client : clients_) {
-        client->refuse_late(now_ns);
+        client->refuse_late(now_ns, left);
     }
     end_those_in_the_way(now_ns);
     end_late_streams(now_ns);
     end_slow_readers(now_ns);
+    next_look_ns_ = now_ns + (left > 0 ? kLookEvery_ns : kLookSoon_ns);
 }
 
 void Front::end_slow_readers(std::int64_t now_ns) {

@@ -149,8 +149,8 @@ public:
     void control_flood() override;
     void headers_too_large() override;
 
-    // Refuses calls whose message has not come in time.
-    void refuse_late(std::int64_t now_ns);
+    // Refuses calls whose message has not come in time, at most `left`, which it lowers.
+    void refuse_late(std::int64_t now_ns, std::size_t& left);
     // Refuses calls whose blocks others need, and which come too slowly to be complete in time.
     void refuse_slow(std::int64_t now_ns);
     // Goes on with a call that had to wait.

@@ -245,11 +245,14 @@ void Front::Client::hand_over(Stream& stream, StreamCall& call) {
     call.head.clear();
 }
 
-void Front::Client::refuse_late(std::int64_t now_ns) {
+void Front::Client::refuse_late(std::int64_t now_ns, std::size_t& left) {
     const FrontOptions& options = front.options_;
     const auto bytes_per_s = static_cast<double>(options.receive_bytes_per_s);
     std::vector<Stream*> late;
     for (const auto& [id, stream] : awaited_) {
+        if (late.size() == left) {
+            break;
+        }
         const auto& call = static_cast<const Receiving&>(*stream->role);
         // No bytes are taken of one that waits for room.
         const double more_s = front.waiting_.contains(call.handle)
@@ -260,6 +263,7 @@ void Front::Client::refuse_late(std::int64_t now_ns) {
             late.push_back(stream);
         }
     }
+    left -= late.size();
     for (Stream* stream : late) {
         const auto& call = static_cast<const Receiving&>(*stream->role);
         if (front.waiting_.contains(call.handle)) {

@@ -152,3 +152,16 @@ def test_no_message_is_late_because_the_server_stood_still(stopped):
         answer = b"".join(content for kind, _, content in client.came[1] if kind == DATA)
     assert decode_response(answer[5:]).request_id == "r"
     assert server.refused["no_message"] == 0
+
+
+def test_however_many_messages_do_not_come_all_their_calls_end(front, engine):
+    """A thousand at a time, so that others have their turn in between."""
+    config = ServerConfig(grpc_port=0, front=front, receive_timeout_s=1.0)
+    server = GrpcServer(engine, lambda: FACTS, lambda _: {}, config)
+    server.port = server.start()
+    with ExitStack() as stack:
+        stack.callback(server.stop, 2.0)
+        for _ in range(5):
+            stack.enter_context(Http2(server.port)).head(INFER_METHOD, 500)
+        eventually(lambda: server.refused["no_message"] == 2500)
+        eventually(lambda: begun(server) == 0)
