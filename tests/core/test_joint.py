@@ -107,7 +107,8 @@ def test_one_in_quarantine_refuses_all(start):
     world = start(lanes=1)
     while "sage:1" not in world.quarantined:
         if not world.on_lane:
-            ready(world, task(len(world.tasks), model="sage:1"))
+            ready(world, task(len(world.tasks), model="sage:1", arrived_ns=world.now))
+        world.advance(100 * MS)
         world.lane_lost(L0)
         world.lane_ready(L0)
         while world.preparing:

@@ -14,8 +14,21 @@ BAD = "bad:1"
 L0 = LaneId(0)
 
 
+APART_NS = 100 * MS
+
+
 def lose(found, count, now_ns=0):
-    return [found.lane_lost(BAD, now_ns) for _ in range(count)]
+    """Lose lanes one after the other, the last of them at `now_ns`."""
+    return [found.lane_lost(BAD, now_ns - left * APART_NS) for left in reversed(range(count))]
+
+
+def test_lanes_that_end_together_count_once():
+    """As they do when the process ends that they come from."""
+    found = Quarantine()
+    for at in range(4):
+        assert [found.lane_lost(BAD, at * APART_NS + n) for n in range(8)] == [False] * 8
+    assert found.lane_lost(BAD, 4 * APART_NS)
+    assert found.reason(BAD, 4 * APART_NS).startswith("its runs ended 33 lanes")
 
 
 def test_several_lost_lanes_in_a_row_begin_a_quarantine_and_time_ends_it():
@@ -70,13 +83,19 @@ def bad(number, **fields):
     return task(number, model=BAD, **fields)
 
 
+def lose_a_lane(world, lane_id):
+    """Lose a lane long enough after the one before."""
+    world.advance(APART_NS)
+    return world.lane_lost(lane_id)
+
+
 def lose_lanes(world, count):
     """Launch tasks of the bad model on lane 0 and lose the lane under each, `count` times."""
     told = []
     for _ in range(count):
         if L0 not in world.on_lane:
             ready(world, bad(len(world.tasks), arrived_ns=world.now))
-        told += world.lane_lost(L0)
+        told += lose_a_lane(world, L0)
         world.lane_ready(L0)
         while world.preparing:
             world.prepare(min(world.preparing))
@@ -107,7 +126,7 @@ def test_those_that_wait_already_fail_when_it_is_their_turn_and_others_run(world
     if L0 not in world.on_lane:
         ready(world, bad(10))
     ready(world, bad(11), task(12, model="good:1"), bad(13))
-    world.lane_lost(L0)
+    lose_a_lane(world, L0)
     world.lane_ready(L0)
     while world.preparing:
         world.prepare(min(world.preparing))
@@ -125,7 +144,7 @@ def test_more_than_the_moves_of_one_call_fail_in_one_call(world):
         ready(world, bad(10))
     for number in range(20, 60):
         world.arrive(bad(number), prepared_since_ns=world.now)
-    world.lane_lost(L0)
+    lose_a_lane(world, L0)
     world.lane_ready(L0)
     world.finish_everything()
     failed = [world.answers[number].reason for number in range(20, 60)]
@@ -142,7 +161,7 @@ def test_no_run_is_suspended_for_a_task_that_is_not_launched():
     world.arrive(waiting)  # before the quarantine begins, prepared only after it
     if not world.on_lane:
         ready(world, bad(31, arrived_ns=world.now))
-    world.lane_lost(min(world.on_lane))
+    lose_a_lane(world, min(world.on_lane))
     ready(world, task(32, model="good:1", run_ns=100 * MS, arrived_ns=world.now))
     commands = world.prepare(30) if 30 in world.preparing else []
     assert not any(isinstance(command, LaunchTask | SuspendTask) for command in commands)
@@ -173,7 +192,7 @@ def test_it_is_that_of_all_devices_and_ends_when_the_model_is_unloaded():
         if not world.on_lane:
             ready(world, bad(len(world.tasks), arrived_ns=world.now))
         lane_id = min(world.on_lane)
-        world.lane_lost(lane_id)
+        lose_a_lane(world, lane_id)
         world.lane_ready(lane_id)
         while world.preparing:
             world.prepare(min(world.preparing))

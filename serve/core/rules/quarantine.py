@@ -15,6 +15,9 @@ _SECOND_NS = 1_000_000_000
 _MOST_STRIKES = 5.0
 #: Strikes that a run which leaves its lane alive takes off.
 _FORGIVEN = 0.5
+#: Lanes that end within this time are one strike: all end with the process that they come from,
+#: and the system may end several when it is short of memory.
+_TOGETHER_NS = 100_000_000
 #: First and longest quarantine. The length doubles each time the model goes on as before.
 _FIRST_NS, _LONGEST_NS = 30 * _SECOND_NS, 600 * _SECOND_NS
 
@@ -25,6 +28,8 @@ class _Conduct:
 
     lanes_lost: int = 0
     strikes: float = 0.0
+    #: When the first lane of the latest strike ended.
+    struck_ns: int | None = None
     next_ns: int = _FIRST_NS
     until_ns: int = 0
 
@@ -42,6 +47,9 @@ class Quarantine:
         """Count a run of the model that ended its lane; return True when quarantine begins."""
         conduct = self.models.setdefault(model, _Conduct())
         conduct.lanes_lost += 1
+        if conduct.struck_ns is not None and now_ns - conduct.struck_ns < _TOGETHER_NS:
+            return False
+        conduct.struck_ns = now_ns
         conduct.strikes += 1.0
         if conduct.strikes < _MOST_STRIKES or now_ns < conduct.until_ns:
             return False
