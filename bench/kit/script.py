@@ -1,6 +1,7 @@
 """The command line that all benches share: profiles, options, tables, the result."""
 
 import argparse
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,6 +55,8 @@ class Script:
     ) -> dict[str, Any]:
         """Measure as the command line asks, print the tables and store what `measure` returns."""
         options = self.parse(about)
+        # Containers often set it. Users' processes find what Python has compiled before.
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
         before, ServerProcess.quick = ServerProcess.quick, options.quick
         try:
             content = measure(options)
