@@ -44,8 +44,9 @@ class ModelsAtStart:
         """Load the models that are calibrated, then new ones; return when some can serve.
 
         Without any, it waits for the first new one. Further new ones are waited for as long as they
-        need less than `patience_s` together; then a thread goes on loading them, and after `go_on`
-        those that are known to load slowly. Raises NotReady when the server stops.
+        need less than `patience_s` together, a third of that where calibrated models wait for them.
+        Then a thread goes on loading them, and after `go_on` those that are known to load slowly.
+        Raises NotReady when the server stops.
         """
         self._left, self._progress = list(names), progress
         self._count = len(self._left)
@@ -56,6 +57,8 @@ class ModelsAtStart:
         for name, load_ns in known.items():
             if load_ns is not None and load_ns <= _SLOW_NS:
                 self._load(name)
+        if self._catalogue.entries:
+            patience_s /= 3
         if self._left:
             self._thread.start()
             with self._changed:
