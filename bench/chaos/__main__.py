@@ -36,6 +36,7 @@ from bench.chaos.machine_faults import PIDS, Disk, Violated
 from bench.chaos.outside import Outside
 from bench.chaos.stepped_clock import SteppedClock
 from bench.chaos.world import HELD, World, make_world
+from bench.kit.beside import beside
 from bench.kit.processes import descendants
 from bench.kit.result import ROOT, envelope
 from bench.kit.servers import ServerProcess
@@ -188,10 +189,9 @@ def clients(
 @contextmanager
 def watched(lives: Lives, yield_to: Path | None) -> Iterator[None]:
     """Record a sample of the server about once a second; clients pause while a file exists."""
-    over = threading.Event()
     pause = lives.world.folder / "pause"
 
-    def watch() -> None:
+    def watch(over: threading.Event) -> None:
         while not over.wait(1.0):
             if yield_to is not None and yield_to.exists():
                 pause.touch()
@@ -207,22 +207,18 @@ def watched(lives: Lives, yield_to: Path | None) -> Iterator[None]:
                 if sample["calls"] is not None:
                     lives.calls[sample["pid"]] = sample["calls"]
 
-    thread = threading.Thread(target=watch)
-    thread.start()
     try:
-        yield
+        with beside(watch):
+            yield
     finally:
-        over.set()
-        thread.join()
         pause.unlink(missing_ok=True)
 
 
 @contextmanager
 def heartbeat(world: World) -> Iterator[None]:
     """Record when this process did not run: then the machine stood still, or others had it."""
-    over = threading.Event()
 
-    def beat() -> None:
+    def beat(over: threading.Event) -> None:
         at = time.monotonic_ns()
         while not over.wait(BEAT_S):
             now = time.monotonic_ns()
@@ -230,13 +226,8 @@ def heartbeat(world: World) -> Iterator[None]:
                 append(world.folder / "stills.jsonl", at=at, end=now)
             at = now
 
-    thread = threading.Thread(target=beat)
-    thread.start()
-    try:
+    with beside(beat):
         yield
-    finally:
-        over.set()
-        thread.join()
 
 
 def disturb(lives: Lives, options: argparse.Namespace, busy: Callable[[], bool], seed: int) -> None:

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from bench.host.report_size import requests
+from bench.kit.beside import beside
 from bench.kit.processes import descendants, processor_ns
 from bench.kit.script import Script, Table
 from bench.kit.servers import ServerProcess
@@ -117,26 +118,14 @@ class Stream:
 @contextmanager
 def asked(server: ServerProcess, rate: int) -> Iterator[None]:
     """Send small requests, so many a second, until left."""
-    over = threading.Event()
-    failed: list[BaseException] = []
 
-    def send() -> None:
-        try:
-            with Client(server.target) as client:
-                while not over.wait(1 / rate):
-                    ask(client)
-        except BaseException as error:
-            failed.append(error)
+    def send(over: threading.Event) -> None:
+        with Client(server.target) as client:
+            while not over.wait(1 / rate):
+                ask(client)
 
-    sender = threading.Thread(target=send)
-    sender.start()
-    try:
+    with beside(send):
         yield
-    finally:
-        over.set()
-        sender.join(_LIMIT_S)
-    if failed:
-        raise failed[0]
 
 
 def ask(client: Client, **more: Any) -> None:

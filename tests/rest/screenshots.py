@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from bench.kit.beside import beside
 from bench.kit.waiting import wait_for
 from serve.obs.record import RequestRecord
 from serve.obs.sink import RecordSink
@@ -38,22 +39,17 @@ _WATCHED_S = 4.0
 @contextmanager
 def going_on(sink: RecordSink, rows: Sequence[RequestRecord]) -> Iterator[None]:
     """Have requests like these end while open."""
-    over, choose = threading.Event(), random.Random(0)
+    choose = random.Random(0)
 
-    def end_some() -> None:
+    def end_some(over: threading.Event) -> None:
         while not over.wait(choose.expovariate(_RATE)):
             row = choose.choice(rows)
             uid = f"{choose.getrandbits(64):016x}"
             now = time.time_ns() - row.latency_ns
             sink.put(msgspec.structs.replace(row, request_uid=uid, arrived_unix_ns=now))
 
-    thread = threading.Thread(target=end_some)
-    thread.start()
-    try:
+    with beside(end_some):
         yield
-    finally:
-        over.set()
-        thread.join()
 
 
 def draw(folder: Path) -> None:

@@ -82,22 +82,6 @@ def rig(specs):
     found.close()
 
 
-@pytest.fixture
-def launches(monkeypatch):
-    """The number of replays launched."""
-    found = []
-    capture = HostQueue.capture
-
-    def watched(self, work):
-        run = capture(self, work)
-        launch = run.launch
-        run.launch = lambda: (found.append(1), launch())
-        return run
-
-    monkeypatch.setattr(HostQueue, "capture", watched)
-    return found
-
-
 def test_a_bucket_is_little_larger_than_what_it_holds():
     for count in range(3000):
         nodes, edges = bucket_counts((count, count))

@@ -26,7 +26,6 @@ from serve.ipc.stop_word import StopWord
 from serve.lane.channel import LaneChannel
 from serve.lane.cuda.device import CudaDevice
 from serve.lane.cuda.place import CudaPlace
-from serve.lane.cuda.queues import HostQueue
 from serve.lane.cuda.streams import StreamKind
 from serve.lane.loop import Lane
 from serve.lane.measure.probe_signature import probe_signature
@@ -118,27 +117,6 @@ def rig(spec):
     found.load(spec)
     yield found
     found.close()
-
-
-@pytest.fixture
-def launches(monkeypatch):
-    """The replays launched."""
-    found = []
-    capture = HostQueue.capture
-
-    def watched(self, work):
-        run = capture(self, work)
-        launch = run.launch
-
-        def counted():
-            found.append(run)
-            launch()
-
-        run.launch = counted
-        return run
-
-    monkeypatch.setattr(HostQueue, "capture", watched)
-    return found
 
 
 def test_what_recurs_is_replayed_with_what_is_asked_now(rig, launches):
