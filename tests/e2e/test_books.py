@@ -97,7 +97,9 @@ def test_the_report_counts_every_call_that_was_sent(tmp_path, front):
     lost = sum(sent.values()) - report.requests
     if front == "native":
         assert lost == 0, (sent, report.rejected)
-        assert report.rejected["unread"] == sent["unread"] + sent["cut"]
+        # What is cancelled at once may end before Python is told of it.
+        unread = report.rejected["unread"] - sent["unread"] - sent["cut"]
+        assert 0 <= unread <= sent["cancelled"]
         assert report.rejected["malformed"] == sent["rubbish"]
     else:
         # gRPC does not tell of calls that end before it hands them over.

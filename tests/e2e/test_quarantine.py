@@ -1,5 +1,6 @@
 """A model that ends its lanes again and again is put aside; the others keep theirs."""
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -45,12 +46,14 @@ def test_a_model_that_ends_its_lanes_again_and_again_is_put_aside(tmp_path, refe
             assert states["mischief"][0] == "UNAVAILABLE"
             assert "not run for another" in states["mischief"][1]
         assert 'gnnserve_model_quarantined{model="mischief"} 1.0' in http_get(server, "/metrics")[1]
-        assert "model mischief:1: its runs ended 5 lanes" in server.log.read_text()
+        said = re.search(r"model mischief:1: its runs ended (\d+) lanes", server.log.read_text())
+        ended = int(said[1])
+        assert 5 <= ended <= 10  # two that end together are one strike
 
         assert_equal(infer(call, "gcn", GOOD).outputs["output"], reference("gcn", GOOD))
         wait_for(lambda: metric(server, "gnnserve_lanes_up") == 2, "both lanes")
-        # Five, and one that ran on the other lane just then: what was refused reached none.
-        assert metric(server, "gnnserve_lane_restarts_total") in (5, 6)
+        # These, and one that ran on the other lane just then: what was refused reached none.
+        assert metric(server, "gnnserve_lane_restarts_total") in (ended, ended + 1)
         wait_for(lambda: metric(server, "gnnserve_memory_reserved_bytes") == 0, "an empty ledger")
         unanswered = "model = 'mischief' AND status = 'UNAVAILABLE'"
         wait_for(lambda: len(rows(server, unanswered)) == len(asked) + 2, "a row for each")

@@ -5,7 +5,7 @@ import gzip
 import http.client
 import json
 import socket
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 
 import pytest
@@ -89,7 +89,8 @@ def test_a_large_body_that_stops_is_408_and_its_connection_ends(hasty):
         client.sendall(HEAD.format(800_000).encode() + b" " * 300_000)
         answers = client.makefile("rb")
         assert answers.readline().split()[1] == b"408"
-        answers.read()  # until the end, which comes
+        with suppress(ConnectionResetError):  # some bytes were never read
+            answers.read()  # until the end, which comes
     assert refused(hasty, "no_body") == before + 1
     assert hasty.post(INFER, padded(800_000)).status == 200
 
