@@ -12,6 +12,8 @@ from contextlib import suppress
 from io import BufferedReader
 from pathlib import Path
 
+from serve.errors import ConfigError
+
 _KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a named pipe",
@@ -52,6 +54,16 @@ def read_text(path: Path, most_bytes: int) -> str:
     if len(data) > most_bytes:
         raise OSError(errno.EFBIG, f"it has more than {most_bytes} bytes")
     return data.decode("utf-8")
+
+
+def read_named_text(path: Path, most_bytes: int) -> str:
+    """Return the text of a file that a user named; raises ConfigError, which names it too."""
+    try:
+        return read_text(path, most_bytes)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: it is not UTF-8 text: {error}") from error
 
 
 def new_private_file(path: Path) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from serve.errors import ConfigError
-from serve.files import read_text
+from serve.files import read_named_text
 
 #: Header with the key and the time, in microseconds since 1970.
 ARRIVED = "gnnserve-arrived"
@@ -50,12 +50,7 @@ class FrontStamps:
 
 def read_key(file: Path) -> str:
     """Return the key in a file; raises ConfigError."""
-    try:
-        key = read_text(file, _MOST_FILE_BYTES).strip()
-    except OSError as error:
-        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{file}: it is not UTF-8 text: {error}") from error
+    key = read_named_text(file, _MOST_FILE_BYTES).strip()
     if not _KEY.fullmatch(key):
         raise ConfigError(f"{file}: a front's key is 16 to 128 letters, digits, '_' and '-'")
     return key

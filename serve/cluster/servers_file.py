@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from serve.errors import ConfigError
-from serve.files import read_text, replace_file
+from serve.files import read_named_text, replace_file
 
 _MOST_BYTES = 1 << 20
 _DRAINED = "drained"
@@ -16,12 +16,7 @@ _DRAINED = "drained"
 
 def read_servers(file: Path) -> tuple[list[str], list[str]]:
     """Return all servers, and those that are drained; raises ConfigError."""
-    try:
-        lines = read_text(file, _MOST_BYTES).splitlines()
-    except OSError as error:
-        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{file}: it is not UTF-8 text: {error}") from error
+    lines = read_named_text(file, _MOST_BYTES).splitlines()
     servers, drained = [], []
     for number, line in enumerate(lines, start=1):
         words = line.partition("#")[0].split()
