@@ -10,9 +10,7 @@ from serve.lane.executors import choose
 from serve.lane.measure.calibrate import calibrate
 from serve.lane.measure.probe_signature import probe_signature
 from serve.lane.measure.where_measured import Processor
-from serve.models import zoo
-from serve.models.repository import find
-from serve.models.writer import write_model
+from tests.written_models import written_gcn
 
 ARGS = {"in_channels": 6, "out_channels": 3, "hidden_channels": 8, "num_layers": 2}
 MAX_BYTES = 4 << 20
@@ -73,10 +71,7 @@ class Timed(Processor):
 
 @pytest.fixture(scope="module")
 def spec(tmp_path_factory):
-    root = tmp_path_factory.mktemp("repository")
-    torch.manual_seed(0)
-    write_model(root, "gcn", zoo.gcn(**ARGS), factory="serve.models.zoo:gcn", args=ARGS)
-    return find(root, "gcn")
+    return written_gcn(tmp_path_factory.mktemp("repository"), ARGS)
 
 
 @pytest.mark.parametrize("measure", ["times", "executors", "captures"])

@@ -11,9 +11,7 @@ from serve.lane.cuda.queues import HostQueue
 from serve.lane.cuda.replays import NoRoom
 from serve.lane.measure.probe_signature import probe_inputs, probe_signature
 from serve.lane.measure.where_measured import Processor
-from serve.models import zoo
-from serve.models.repository import find
-from serve.models.writer import write_model
+from tests.written_models import written_gcn
 
 ARGS = {"in_channels": 6, "out_channels": 3, "hidden_channels": 8, "num_layers": 2}
 SHAPES = (("x", "float32", (20, 6)), ("edge_index", "int64", (2, 60)))
@@ -44,10 +42,7 @@ class Memory:
 
 @pytest.fixture(scope="module")
 def spec(tmp_path_factory):
-    root = tmp_path_factory.mktemp("repository")
-    torch.manual_seed(0)
-    write_model(root, "gcn", zoo.gcn(**ARGS), factory="serve.models.zoo:gcn", args=ARGS)
-    return find(root, "gcn")
+    return written_gcn(tmp_path_factory.mktemp("repository"), ARGS)
 
 
 @pytest.fixture(params=["eager", "csr"])

@@ -9,12 +9,10 @@ from serve.lane.cuda.cuda_queue import Copies, CudaQueue
 from serve.lane.cuda.partition import Partition
 from serve.lane.cuda.queues import HostQueue
 from serve.lane.cuda.streams import UNPARTITIONED, StreamKind
-from serve.models import zoo
-from serve.models.repository import find
-from serve.models.writer import write_model
 from serve.native_cuda import CudaError
 from tests.lane.cuda.test_queues import cuda as cuda
 from tests.lane.cuda.test_recurring_runs import ARGS, RECUR, Rig
+from tests.written_models import written_gcn
 
 
 class Calls:
@@ -63,10 +61,7 @@ def test_bounded_runs_have_a_stream_of_the_partition(cuda):
 
 @pytest.fixture(scope="module")
 def spec(tmp_path_factory):
-    root = tmp_path_factory.mktemp("repository")
-    torch.manual_seed(0)
-    write_model(root, "gcn", zoo.gcn(**ARGS), factory="serve.models.zoo:gcn", args=ARGS)
-    return find(root, "gcn")
+    return written_gcn(tmp_path_factory.mktemp("repository"), ARGS)
 
 
 @pytest.mark.parametrize("reserved_sms", [0, 8])

@@ -11,19 +11,14 @@ from serve.lane.cuda.placed_model import PlacedModel, load_on
 from serve.lane.cuda.queues import HostQueue
 from serve.lane.executors.csr import with_csr
 from serve.lane.measure.probe_signature import probe_inputs
-from serve.models import zoo
-from serve.models.repository import find
-from serve.models.writer import write_model
+from tests.written_models import written_gcn
 
 ARGS = {"in_channels": 6, "out_channels": 3, "hidden_channels": 8, "num_layers": 3}
 
 
 @pytest.fixture(scope="module")
 def spec(tmp_path_factory):
-    root = tmp_path_factory.mktemp("repository")
-    torch.manual_seed(0)
-    write_model(root, "gcn", zoo.gcn(**ARGS), factory="serve.models.zoo:gcn", args=ARGS)
-    return find(root, "gcn")
+    return written_gcn(tmp_path_factory.mktemp("repository"), ARGS)
 
 
 def test_an_executor_goes_with_the_model(spec):

@@ -29,10 +29,8 @@ from serve.lane.cuda.place import CudaPlace
 from serve.lane.cuda.streams import StreamKind
 from serve.lane.loop import Lane
 from serve.lane.measure.probe_signature import probe_signature
-from serve.models import zoo
-from serve.models.repository import find
-from serve.models.writer import write_model
 from serve.native_cuda import CudaError
+from tests.written_models import written_gcn
 
 FEATURES, CLASSES = 6, 3
 ARGS = {
@@ -44,10 +42,7 @@ RECUR = 8
 
 @pytest.fixture(scope="module")
 def spec(tmp_path_factory):
-    root = tmp_path_factory.mktemp("repository")
-    torch.manual_seed(0)
-    write_model(root, "gcn", zoo.gcn(**ARGS), factory="serve.models.zoo:gcn", args=ARGS)
-    return find(root, "gcn")
+    return written_gcn(tmp_path_factory.mktemp("repository"), ARGS)
 
 
 class Rig:
