@@ -242,7 +242,7 @@ def test_a_model_that_does_not_load_is_told(unharmed, trouble):
     assert "shapes" in failed.message
 
 
-def test_a_dead_lane_is_missed_and_comes_back_later_each_time(talk, caplog):
+def test_a_dead_lane_comes_back_later_each_time_unless_it_has_worked(talk, trouble, caplog):
     caplog.set_level(logging.WARNING, "serve.server.lanes.restarts")
     lane_id, other = LANES
     untouched = talk.pool.pids()[other]
@@ -254,8 +254,15 @@ def test_a_dead_lane_is_missed_and_comes_back_later_each_time(talk, caplog):
         assert talk.pool.restarts == restarts
         assert talk.pool.pids()[lane_id] != before
     assert talk.pool.pids()[other] == untouched
+    talk.load(trouble)
+    talk.run(0.5)
+    talk.hear(lane_id, TaskDone)
+    talk.pool.ended(lane_id)
+    os.kill(talk.pool.pids()[lane_id], signal.SIGKILL)
+    talk.hear(lane_id, LaneDown)
+    talk.hear(lane_id, LaneUp)
     told = [record.getMessage() for record in caplog.records]
-    waits = ("0.05 s", "0.10 s", "0.20 s")
+    waits = ("0.05 s", "0.10 s", "0.20 s", "0.05 s")
     assert told == [f"lane 0: lost (signal 9); restart in {wait}" for wait in waits]
 
 

@@ -67,10 +67,14 @@ def test_a_process_is_restarted_though_no_thread_can_be_started(shortage, restar
         [RuntimeError("can't start new thread")] * 2,
         [OSError(24, "too many open files"), BlockingIOError(11, "no processes")],
         [MemoryError()],
+        [EOFError()],
     ],
-    ids=["threads", "descriptors", "memory"],
+    ids=["threads", "descriptors", "memory", "fork server"],
 )
-def test_a_start_that_fails_for_a_shortage_is_tried_again_soon(shortage, restarts, errors):
+def test_a_start_that_fails_for_a_shortage_is_tried_again_soon(
+    shortage, restarts, errors, monkeypatch
+):
+    monkeypatch.setattr("serve.server.lanes.restarts._BACK_OFF_MOST_NS", 10**15)
     shortage.errors, tries = list(errors), len(errors) + 1
     restarts.restart(ROLE, "process")
     eventually(lambda: shortage.woken.is_set())

@@ -1,6 +1,6 @@
 """Quarantine: a model whose runs keep ending their lanes is not run for a while.
 
-Each such end costs the other models a lane until it is started again, later each time. Requests of
+Each such end costs the other models a lane until it is started again, with all models. Requests of
 one client may end lanes where those of another do not, so the measure is the share of a model's
 runs that end their lanes: quarantine begins at about one in three, or at several in a row. Requests
 that come meanwhile are rejected; those that wait already fail when it is their turn.

@@ -34,6 +34,8 @@ class LaneProcess:
     #: Readable once the process has ended. None where the system has no pidfd: there a process has
     #: ended when its lanes' channels are closed.
     pidfd: int | None = None
+    #: True once a run of the present process has ended without ending it.
+    has_worked: bool = False
     #: Set when it was killed or closed a channel: time at which it is taken for gone.
     gone_at_ns: int | None = None
 

@@ -1,7 +1,8 @@
 """Listens to all lanes: what they say, which processes end, and which restarted.
 
-A process that ends is restarted with back-off, see ``restarts``. One whose lane sends an invalid
-message, or whose task does not end when told to, is killed.
+A process that ends is restarted with back-off, see ``restarts``; without where a run had ended in
+it before. One whose lane sends an invalid message, or whose task does not end when told to, is
+killed.
 """
 
 import contextlib
@@ -185,7 +186,7 @@ class LaneListener:
         self, process: LaneProcess, child: BaseProcess, channels: list[socket.socket]
     ) -> None:
         """Listen to a process that was started, through the channels of its lanes."""
-        process.child = child
+        process.child, process.has_worked = child, False
         self.restarts.began(process, process.name)
         for lane, channel in zip(process.lanes, channels, strict=True):
             lane.connect(channel)
@@ -300,6 +301,10 @@ class LaneListener:
                 if not (packet := lane.receive()):
                     break
                 self._take(lane, packet, reports)
+        if process.has_worked:
+            # It starts well, so what ended it is what it ran, for which there is quarantine, or
+            # the system. All other models wait for it.
+            self.restarts.forgive(process)
         self.restarts.restart(process, self.detach(process))
         lane_ids = tuple(lane.lane_id for lane in process.lanes)
         reports.append((lane_ids[0], LaneDown(lane_ids)))

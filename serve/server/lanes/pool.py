@@ -296,6 +296,7 @@ class LanePool:
         lane = self._lanes[lane_id]
         lane.kill_at_ns = None
         lane.executes = False
+        lane.process.has_worked = True
         lane.resume()
         self.trainers.keep_calibrators_off()
 

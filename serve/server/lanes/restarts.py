@@ -21,7 +21,8 @@ _log = logging.getLogger(__name__)
 
 _BACK_OFF_FIRST_NS = 50_000_000
 _BACK_OFF_MOST_NS = 10_000_000_000
-#: Time after which a start that failed for want of threads, descriptors or memory is tried again.
+#: Time after which a start that failed for want of threads, descriptors or memory is tried again,
+#: and first of those after which one is whose fork server died meanwhile.
 _SHORTAGE_NS = 500_000_000
 #: Lifetime after which a process has its back-off reset.
 _HEALTHY_AFTER_NS = 30_000_000_000
@@ -104,7 +105,7 @@ class Restarts(Generic[RoleT]):
             record.ended.put(None)
 
     def forgive(self, role: RoleT) -> None:
-        """Restart the role without back-off next time: its process ends by no fault of its own."""
+        """Restart the role without back-off next time: its process is not at fault, or was well."""
         self._records[id(role)].failures = 0
 
     def restart(self, role: RoleT, process: BaseProcess) -> None:
@@ -154,15 +155,17 @@ class Restarts(Generic[RoleT]):
             self._start_anew(role, record, wait_ns, is_restart=process is not None)
 
     def _start_anew(self, role: RoleT, record: _Record, wait_ns: int, *, is_restart: bool) -> None:
+        dead_ns = _SHORTAGE_NS
         while not record.is_over.wait(wait_ns / 1e9):
             self.count += is_restart
             try:
                 started = self._start(role)
             except Exception as error:  # a system without resources raises various errors
                 _log.error("%s: cannot be started: %r", record.name, error)
-                # EOFError: the fork server died meanwhile, which takes seconds to make up for.
-                is_dead = isinstance(error, EOFError)
-                wait_ns = _BACK_OFF_MOST_NS if is_dead else _SHORTAGE_NS
+                wait_ns = _SHORTAGE_NS
+                if isinstance(error, EOFError):
+                    # The fork server died meanwhile. One that always does costs seconds each time.
+                    wait_ns, dead_ns = dead_ns, min(2 * dead_ns, _BACK_OFF_MOST_NS)
                 continue
             with record.lock:
                 kept = not record.is_over.is_set()
