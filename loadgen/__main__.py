@@ -132,7 +132,9 @@ def load(
     max_edges: Annotated[int, typer.Option(help="Most edges of a subgraph.")] = _POOL.max_edges,
     data: Annotated[
         Path | None,
-        typer.Option(envvar=DATA_VARIABLE, help="A graph (.npz) or a folder; not for --graph."),
+        typer.Option(
+            envvar=DATA_VARIABLE, help="Graphs to send: a file or a folder; not for --graph."
+        ),
     ] = None,
     graph: Annotated[
         str, typer.Option(help="Ask about nodes of this graph of the server, by their ids.")

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from serve.errors import ConfigError
 from serve.graphs.random_inputs import declared_inputs, random_inputs
 from serve.inputs import INPUTS, Size
-from serve.interface import Interface
+from serve.interface import InputSlot, Interface
 
 #: Input tensors of a model by name, with their shapes, -1 for a free dimension; or its declaration.
 Shapes = Mapping[str, tuple[int, ...]] | Interface
@@ -37,6 +37,22 @@ def makeable(model: str, shapes: Shapes) -> Shapes:
                 f"{len(usual)} dimensions, and a known number of features"
             )
     return wanted
+
+
+def declaration_of(shapes: Shapes) -> Interface:
+    """Return inputs as a model would declare them that has the short form of inputs."""
+    if isinstance(shapes, Interface):
+        return shapes
+    slots = []
+    for name, shape in shapes.items():
+        each = INPUTS[name]
+        dims = tuple(
+            dim if isinstance(dim, int) or size < 0 else size
+            for dim, size in zip(each.shape, shape, strict=True)
+        )
+        index = () if each.ids_below is None else (each.ids_below,)
+        slots.append(InputSlot(name, each.datatype, dims, index=index, optional=each.optional))
+    return Interface(tuple(slots), ())
 
 
 def takes_edges(shapes: Shapes) -> bool:

@@ -81,7 +81,12 @@ def _add_options(parser: LocustArgumentParser) -> None:
     add("--scale", type=float, default=_POOL.scale, help="size of generated graphs")
     add("--max-nodes", type=int, default=_POOL.max_nodes, help="most nodes of a subgraph")
     add("--max-edges", type=int, default=_POOL.max_edges, help="most edges of a subgraph")
-    add("--data", env_var=DATA_VARIABLE, default="", help="graph or folder; not for --graph")
+    add(
+        "--data",
+        env_var=DATA_VARIABLE,
+        default="",
+        help="file or folder of graphs; not for --graph",
+    )
     add("--graph", default="", help="graph of the server to ask about by node ids; empty: none")
     add("--node-type", default="", help="type of the nodes, in a graph with several")
     add("--ids", default="", help=f"ids in a request: 16, or from 1-64; empty: {DEFAULT_IDS}")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from loadgen.graph_files import names_own_graphs
 from serve.errors import ConfigError
 from serve.files import read_text
 from serve.graphs.datasets import graph_name
@@ -66,8 +67,8 @@ class LoadOptions:
     fanouts: str = ""
     #: Settings of the graph pool.
     pool: PoolSpec = field(default_factory=PoolSpec)
-    #: Real graphs: a folder of them, or the file of one. With a graph of the server only the
-    #: environment may name them, for other runs.
+    #: Graphs of one's own, in a file or a folder; or a folder of the datasets of the pool. With a
+    #: graph of the server only the environment may name them, for other runs.
     data: Path | None = None
     #: Trace to replay.
     trace: Path | None = None
@@ -82,8 +83,8 @@ class LoadOptions:
 
     @property
     def graphs(self) -> PoolSpec:
-        """Recipe for the graphs: those of the pool, or the one whose file `data` names."""
-        if self.data is None or not self.data.is_file():
+        """Recipe for the graphs: those of the pool, or those that `data` names."""
+        if self.data is None or not names_own_graphs(self.data):
             return self.pool
         return msgspec.structs.replace(self.pool, datasets=(graph_name(self.data),))
 

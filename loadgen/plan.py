@@ -2,13 +2,15 @@
 
 import random
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import Protocol, TypeVar
 
 import msgspec
 
+from loadgen.file_requests import FileRequests
+from loadgen.graph_files import FileGraphs, names_own_graphs, read_graphs
 from loadgen.inputs import Shapes, makeable
 from loadgen.options import LoadOptions, parse_shares
 from loadgen.requests import (
@@ -19,6 +21,7 @@ from loadgen.requests import (
     SubgraphRequests,
 )
 from serve.errors import ConfigError
+from serve.graphs.datasets import dataset_of, graph_name
 from serve.graphs.pool import GraphPool
 from serve.payloads import Payloads, beside
 from serve.recording import read_trace, recorded_requests
@@ -184,7 +187,10 @@ def _source(
     """Return what makes the requests; raises ConfigError that names all models it cannot ask."""
     if resident is None:
         inputs = _each(models, lambda model: makeable(model, server.inputs(model)))
-        return SubgraphRequests(GraphPool(pool, options.data), inputs, server.solo_s)
+        data = options.data
+        if data is not None and names_own_graphs(data) and pool.datasets == (graph_name(data),):
+            return _of_files(read_graphs(data), inputs, pool, server)
+        return SubgraphRequests(GraphPool(pool, data), inputs, server.solo_s)
     num_nodes, origin = server.graph(resident.graph, resident.node_type)
     spec = resident
     if spec.num_nodes is None:
@@ -200,6 +206,20 @@ def _source(
 
     _each(models, lambda model: estimate_s(model, spec.min_ids))
     return ResidentRequests(spec, origin, estimate_s)
+
+
+def _of_files(
+    files: FileGraphs, inputs: Mapping[str, Shapes], pool: PoolSpec, server: ServerUnderLoad
+) -> RequestSource:
+    """Return what sends the graphs of files: whole, or parts of the only one if it is too large."""
+    graph, *others = files.graphs
+    too_large = graph.num_nodes > pool.max_nodes or graph.num_edges > pool.max_edges
+    if too_large and not others and not graph.is_typed:
+        dataset = dataset_of(files.name, graph.num_nodes, graph.edges, files.source)
+        return SubgraphRequests(GraphPool(pool, given=dataset), inputs, server.solo_s)
+    found = FileRequests(files, inputs, server.solo_s)
+    found.check(pool)
+    return found
 
 
 def _models(options: LoadOptions, server: ServerUnderLoad) -> tuple[str, ...]:

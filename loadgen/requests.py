@@ -71,7 +71,7 @@ class SubgraphRequests:
         )
         shapes = self.inputs[item.model]
         tensors = make_tensors(shapes, item.num_nodes, self.pool.edges(item.graph), rng)
-        return encode_request(item.model, tensors, parameters=_parameters_of(item))
+        return encode_request(item.model, tensors, parameters=parameters_of(item))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class ResidentRequests:
         rng = np.random.default_rng([spec.seed, item.index])
         assert spec.num_nodes is not None  # the plan has asked the server
         ids = rng.integers(0, spec.num_nodes, item.num_nodes)
-        parameters = _parameters_of(item) | {"graph": spec.graph, "seed": item.index}
+        parameters = parameters_of(item) | {"graph": spec.graph, "seed": item.index}
         if spec.fanouts:
             parameters["fanouts"] = spec.fanouts
         name = typed_name("node_ids", spec.node_type)
@@ -179,7 +179,7 @@ class PayloadRequests:
             assert self.made is not None
             return self.made.message(item)
         one = self.recorded[item.seed]
-        parameters = _parameters_of(item)
+        parameters = parameters_of(item)
         if one.graph:
             parameters["graph"] = one.graph
             if one.seed is not None:
@@ -190,7 +190,7 @@ class PayloadRequests:
         return encode_wire_request(request._replace(parameters=parameters))
 
 
-def _parameters_of(item: TraceItem) -> dict[str, ParameterValue]:
+def parameters_of(item: TraceItem) -> dict[str, ParameterValue]:
     """Return target, tenant and priority, each where the item has it."""
     found: dict[str, ParameterValue] = {}
     if item.qos_target_us is not None:

@@ -7,6 +7,7 @@ pass the folder; nothing here reads the environment.
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,8 +73,7 @@ def load_dataset(
     path = find_file(name, folder)
     if path is not None:
         archive = read_archive(path)
-        edges = both_directions(archive.edge_index[0], archive.edge_index[1], archive.num_nodes)
-        return _dataset(name, archive.num_nodes, edges, f"file {path.name}")
+        return dataset_of(name, archive.num_nodes, archive.edge_index, f"file {path.name}")
     if name not in TABLE_4:
         where = f"no file {name}.npz in {folder}" if folder else "no folder of graphs was given"
         raise UnknownName(f"graph '{name}': {where}, and it is not one of {', '.join(TABLE_4)}")
@@ -85,6 +85,14 @@ def load_dataset(
     rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
     edges = generate_edges(num_nodes, num_edges, rng)
     return _dataset(name, num_nodes, edges, f"generated, scale {scale:g}, seed {seed}")
+
+
+def dataset_of(
+    name: str, num_nodes: int, edge_index: NDArray[np.integer[Any]], source: str
+) -> Dataset:
+    """Return a graph of these edges [2, E] as a dataset: with both directions, and no loops."""
+    edges = both_directions(edge_index[0], edge_index[1], num_nodes)
+    return _dataset(name, num_nodes, edges, source)
 
 
 def find_file(name: str, folder: Path | None) -> Path | None:

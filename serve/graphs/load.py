@@ -90,6 +90,12 @@ def open_graph(
     return held(name, parts, options, progress)
 
 
+def graph_arrays(path: Path) -> dict[str, Array]:
+    """Return all arrays at `path`, which is what `open_graph` takes; raises ConfigError."""
+    names, read = _source(path, OpenOptions())
+    return read(names)
+
+
 def _source(path: Path, options: OpenOptions) -> tuple[list[str], _Read]:
     """Return the names of the arrays at `path`, and what reads those of some names."""
     if path.is_dir():

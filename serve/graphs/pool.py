@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serve.errors import ConfigError
-from serve.graphs.datasets import load_dataset
+from serve.graphs.datasets import Dataset, load_dataset
 from serve.graphs.generate import exact_edges, generate_edges
 from serve.graphs.subgraphs import Subgraph, subgraphs
 from serve.workload import RANDOM, RECORDED, GraphRef, PoolSpec
@@ -15,16 +15,18 @@ from serve.workload import RANDOM, RECORDED, GraphRef, PoolSpec
 class GraphPool:
     """All subgraphs of a spec's datasets. Deterministic in spec and folder."""
 
-    def __init__(self, spec: PoolSpec, folder: Path | None = None) -> None:
+    def __init__(
+        self, spec: PoolSpec, folder: Path | None = None, *, given: Dataset | None = None
+    ) -> None:
         """Read or generate the datasets and cut the subgraphs; seconds for a large scale.
 
-        Raises what `load_dataset` raises.
+        `given` is the only one, where it is there already. Raises what `load_dataset` raises.
         """
         self.spec = spec
         self.sources: dict[str, str] = {}
         self._pools: dict[str, tuple[Subgraph, ...]] = {}
         for name in spec.datasets:
-            dataset = load_dataset(name, folder=folder, scale=spec.scale, seed=spec.seed)
+            dataset = given or load_dataset(name, folder=folder, scale=spec.scale, seed=spec.seed)
             self.sources[name] = dataset.source
             self._pools[name] = subgraphs(
                 dataset,

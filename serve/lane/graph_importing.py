@@ -75,12 +75,16 @@ def convert(source: Path, target: Path) -> tuple[str, ...]:
 
 def read_graph(source: Path) -> Data | HeteroData:
     """Return the graph that `torch.save` wrote; raises ConfigError for anything else."""
+    return graph_of(read_saved(source), source)
+
+
+def read_saved(source: Path) -> Any:
+    """Return the tensors and graphs that `torch.save` wrote; raises ConfigError for others."""
     with torch.serialization.safe_globals(_CLASSES):
-        held = read_pickle(source, "a graph", _ADVICE)
-    return _graph_of(held, source)
+        return read_pickle(source, "a graph", _ADVICE)
 
 
-def _graph_of(held: Any, source: Path) -> Data | HeteroData:
+def graph_of(held: Any, source: Path) -> Data | HeteroData:
     """Return the graph in what a file held, which may be an in-memory dataset's with one graph."""
     if isinstance(held, tuple) and len(held) >= 2:
         held, slices, *kind = held
@@ -110,7 +114,7 @@ def _plain(graph: Data, source: Path, notes: list[str]) -> Tensors:
                 f"{source}: the graph has no tensor '{name}'; a graph to be held has x [N, F] and"
                 " edge_index [2, E]"
             )
-        found[name] = _dense(name, value, notes)
+        found[name] = dense(name, value, notes)
     _tell_left_out([name for name in graph.keys() if name not in found], notes)  # noqa: SIM118
     found["num_nodes"] = torch.tensor(len(found["x"]))
     return found
@@ -120,7 +124,7 @@ def _typed(graph: HeteroData, source: Path, notes: list[str]) -> Tensors:
     found: Tensors = {}
     left_out: list[str] = []
     for store in graph.node_stores:
-        kind = _checked(str(store._key), source)
+        kind = checked_type(str(store._key), source)
         count = store.num_nodes
         if count is None:
             raise ConfigError(
@@ -131,22 +135,22 @@ def _typed(graph: HeteroData, source: Path, notes: list[str]) -> Tensors:
             full = typed_name(name, kind)
             fits = isinstance(value, torch.Tensor) and value.dim() and len(value) == count
             if fits and is_wanted(full):
-                found[full] = _dense(full, value, notes)
+                found[full] = dense(full, value, notes)
             elif name != "num_nodes":
                 left_out.append(full)
     for store in graph.edge_stores:
-        kind = edge_type(*(_checked(str(part), source) for part in store._key))
+        kind = edge_type(*(checked_type(str(part), source) for part in store._key))
         edges = store.get(_EDGES)
         if not isinstance(edges, torch.Tensor):
             raise ConfigError(f"{source}: edges '{kind}' have no tensor 'edge_index' [2, E]")
         full = typed_name(_EDGES, kind)
-        found[full] = _dense(full, edges, notes)
+        found[full] = dense(full, edges, notes)
         left_out += [typed_name(name, kind) for name in store.keys() if name != _EDGES]  # noqa: SIM118
     _tell_left_out(left_out, notes)
     return found
 
 
-def _checked(kind: str, source: Path) -> str:
+def checked_type(kind: str, source: Path) -> str:
     """Return the name of a type; raises ConfigError where it would not be found again."""
     if not kind or "." in kind or "__" in kind or "/" in kind:
         raise ConfigError(
@@ -156,7 +160,7 @@ def _checked(kind: str, source: Path) -> str:
     return kind
 
 
-def _dense(name: str, value: torch.Tensor, notes: list[str]) -> torch.Tensor:
+def dense(name: str, value: torch.Tensor, notes: list[str]) -> torch.Tensor:
     """Return the values as one plain tensor of a dtype that graphs may have."""
     if hasattr(value, "as_tensor"):
         value = value.as_tensor()

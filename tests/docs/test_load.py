@@ -1,9 +1,12 @@
 """docs/load.md: its commands send a load and simulate one."""
 
+import json
 import re
 
 import msgspec
 import pytest
+import torch
+from torch_geometric.data import Data
 
 from serve.native import front_lacks
 from serve.recording import RecordedRequest, RecordingHeader
@@ -24,6 +27,17 @@ def test_loads_run(command, server, tmp_path):
     text = command.replace("127.0.0.1:8001", server.target)
     text = re.sub(r"--duration \d+", "--duration 2 --max-nodes 300", text)
     assert run_python(["-m", "serve", *text.split()[1:]], tmp_path)
+
+
+@pytest.mark.parametrize("command", lines("data"))
+def test_graphs_of_files_are_sent(command, server, tmp_path):
+    links = torch.tensor([[0, 1, 2], [1, 2, 0]])
+    graphs = [Data(x=torch.rand(nodes, 32), edge_index=links) for nodes in (3, 9)]
+    torch.save(graphs, tmp_path / "molecules.pt")
+    text = command.replace("127.0.0.1:8001", server.target).replace("20", "2 --json")
+    seen = json.loads(run_python(["-m", "serve", *text.split()[1:]], tmp_path))
+    assert seen["by_status"].keys() == {"OK"}, seen["messages"]
+    assert seen["trace"]["sources"] == {"molecules": "file molecules.pt, 2 graphs"}
 
 
 @pytest.mark.parametrize("command", lines("limit"))
