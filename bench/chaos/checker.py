@@ -11,7 +11,7 @@ import sys
 from bisect import bisect
 from collections import Counter
 from collections.abc import Callable, Iterator
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,6 +42,8 @@ LANES_UP_S, STOP_S = 15.0, 5.0
 #: Share of requests that may have another status in the report than at the client.
 OTHER_STATUS = 1e-4
 LONGEST_WAIT_S = 10.0
+#: Faults during which no lane can be started: what waits for a lane then waits for their end, too.
+HOLD_LANES = ("no threads", "no descriptors", "fork server frozen", "server frozen")
 
 _REFUSED = {"RESOURCE_EXHAUSTED", "UNAVAILABLE"}
 #: Statuses that a kind of request may end with.
@@ -330,8 +332,9 @@ def check_server(record: Record) -> Iterator[Finding]:
         if fault["said"].startswith("violated")
     ])  # fmt: skip
     yield _busy(record)
-    unnoticed = _longest(record, lambda one: one["ready"] == 200 and not one["port_answers"])
-    yield _at_most("ready though the port does not answer, s", UNNOTICED_S, unnoticed)
+    unnoticed = _times(record, lambda one: one["ready"] == 200 and not one["port_answers"])
+    longest_s = max(((end - begin) / S for begin, end in unnoticed), default=0.0)
+    yield _at_most("ready though the port does not answer, s", UNNOTICED_S, longest_s)
 
 
 def _busy(record: Record) -> Finding:
@@ -375,19 +378,24 @@ def check_growth(record: Record) -> Iterator[Finding]:
                       judged=is_told)  # fmt: skip
 
 
-def _longest(record: Record, true: Callable[[dict[str, Any]], bool]) -> float:
-    """Return the longest time in s of samples in a row for which something was true."""
-    longest, since = 0, None
-    for one in record.samples:
-        since = (since or one["at"]) if true(one) else None
-        longest = max(longest, one["at"] - since if since else 0)
-    return longest / S
+def _times(record: Record, true: Callable[[dict[str, Any]], bool]) -> Iterator[tuple[int, int]]:
+    """Yield begin and end of samples in a row for which something was true."""
+    for is_true, row in groupby(record.samples, true):
+        if is_true:
+            times = [one["at"] for one in row]
+            yield times[0], times[-1]
+
+
+def _without_held(record: Record, begin: int, end: int, most_s: float) -> float:
+    """Return the time from `begin` to `end` in s; of more than `most_s`, what no fault held up."""
+    time_s = (end - begin) / S
+    return time_s if time_s <= most_s else time_s - record.within_s(HOLD_LANES, begin, end)
 
 
 def check_waits(record: Record) -> Iterator[Finding]:
     """Nobody waits for long; judged, as floods are, only where nothing else ran on the machine."""
     waits = [
-        (end.at - asked.at) / S
+        _without_held(record, asked.at, end.at, LONGEST_WAIT_S)
         for _, asked, end in record.pairs
         if asked.kind in ("tensors", "nodes", "region") and not record.is_down(asked.at, end.at)
     ]
@@ -396,8 +404,9 @@ def check_waits(record: Record) -> Iterator[Finding]:
         "longest wait of a plain request, s", LONGEST_WAIT_S, max(waits, default=0.0), judged
     )
     up = record.end["lanes"]
-    down = _longest(record, lambda one: (one.get("gnnserve_lanes_up") or 0) < up)
-    yield _at_most("longest time with a lane down, s", LANES_UP_S, down, judged)
+    times = _times(record, lambda one: (one.get("gnnserve_lanes_up") or 0) < up)
+    down = [_without_held(record, *one, LANES_UP_S) for one in times]
+    yield _at_most("longest time with a lane down, s", LANES_UP_S, max(down, default=0.0), judged)
     stops = [life.took / S for life in record.lives if life.how == "stopped"]
     limit_s = record.end["drain_s"] + STOP_S
     yield _at_most("longest stop, s", limit_s, max(stops, default=0.0), judged)

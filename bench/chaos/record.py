@@ -8,7 +8,7 @@ import json
 import re
 import sqlite3
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -160,9 +160,11 @@ class Record:
 
     def stood_still_s(self, begin: int, end: int) -> float:
         """Return for how long of the time from `begin` to `end` nothing of the run ran, in s."""
-        both = ((max(one["at"], begin), min(one["end"], end)) for one in self.stills)
-        found: float = sum(max(late - early, 0) for early, late in both) / S
-        return found
+        return _overlap_s(self.stills, begin, end)
+
+    def within_s(self, names: Container[str], begin: int, end: int) -> float:
+        """Return for how long of the time from `begin` to `end` one of the faults lasted, in s."""
+        return _overlap_s((one for one in self.faults if one["name"] in names), begin, end)
 
     @cached_property
     def end(self) -> dict[str, Any]:
@@ -220,6 +222,12 @@ class Record:
             and fault["at"] - slack <= end
             and begin <= fault["end"] + slack
         ]
+
+
+def _overlap_s(spans: Iterable[dict[str, Any]], begin: int, end: int) -> float:
+    both = ((max(one["at"], begin), min(one["end"], end)) for one in spans)
+    found: float = sum(max(late - early, 0) for early, late in both) / S
+    return found
 
 
 def lines_of(path: Path) -> Iterator[dict[str, Any]]:

@@ -467,6 +467,18 @@ def test_what_a_fault_takes_for_the_first_time_is_no_leak(record):
     assert record.refused() == ["growth of rss_bytes per 10,000 calls"]
 
 
+def test_what_waits_while_no_lane_can_be_started_waits_so_much_longer(record):
+    long_wait(record)
+    lane_down_for_long(record)
+    record.faults += [record.fault("no threads", 68, 73), record.fault("server frozen", 74, 76)]
+    assert record.refused() == []
+    record.faults[-2:] = [record.fault("lane killed", 68, 73)]
+    (record.folder / "report.db").unlink()
+    assert record.refused() == [
+        "longest wait of a plain request, s", "longest time with a lane down, s"
+    ]  # fmt: skip
+
+
 def test_waits_are_not_judged_on_a_shared_machine(record):
     long_wait(record)
     record.end["alone"] = False
