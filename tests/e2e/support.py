@@ -132,11 +132,32 @@ while not Path(__file__).with_name("open").exists():
 """
 
 
-def hanging_model(root: Path, name: str = "hangs") -> None:
-    """Write a model of which the loading never ends."""
+_HANGS = """
+import time
+
+time.sleep(600)
+"""
+_HANGS_WHEN_IT_RUNS = """
+import time
+
+from serve.models import zoo
+
+def forward(x, edge_index):
+    print("the first run", flush=True)
+    time.sleep(600)
+
+def build(**args):
+    model = zoo.gcn(**args)
+    model.forward = forward
+    return model
+"""
+
+
+def hanging_model(root: Path, name: str = "hangs", *, loads: bool = False) -> None:
+    """Write a model of which the loading never ends, or where it `loads`, the first run."""
     shutil.copytree(REPOSITORY / "gcn", root / name)
     (folder,) = (path.parent for path in (root / name).rglob("config.toml"))
-    (folder / "model.py").write_text("import time\ntime.sleep(600)\n")
+    (folder / "model.py").write_text(_HANGS_WHEN_IT_RUNS if loads else _HANGS)
     text = (folder / "config.toml").read_text()
     config = re.sub(r"^factory = .*$", 'factory = "./model.py:build"', text, flags=re.MULTILINE)
     assert config != text

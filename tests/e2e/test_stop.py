@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import socket
 import tempfile
 import threading
 from collections import Counter
@@ -168,32 +167,6 @@ def temporary():
 def lane_pid(server):
     """Process id of the first lane."""
     return int(re.findall(r"lane 0: process (\d+)", server.log.read_text())[0])
-
-
-def test_a_load_that_hangs_does_not_outlive_a_stop(tmp_path, trouble):
-    """Nor do HTTP clients that drip, nor a lane that somebody stopped."""
-    with (
-        ServerProcess(tmp_path, repository=trouble.root) as server,
-        grpc.insecure_channel(server.target) as channel,
-        ThreadPoolExecutor(1) as threads,
-        ExitStack() as clients,
-    ):
-        hanging_model(trouble.root)
-        load = channel.unary_unary("/inference.GRPCInferenceService/RepositoryModelLoad")
-        # One field, the model's name.
-        loading = threads.submit(load, b"\x12\x05hangs", timeout=PATIENCE_S)
-        wait_for(lambda: "hangs:1: calibrating" in server.log.read_text(), "the load")
-        for _ in range(15):
-            client = socket.create_connection(("127.0.0.1", server.http_port))
-            clients.enter_context(client)
-            client.sendall(b"GET /metrics HTTP/1.0\r\nx:")
-        os.kill(lane_pid(server), signal.SIGSTOP)
-        processes = descendants(server.pid)
-        assert server.stop() == 0
-        with pytest.raises(grpc.RpcError) as caught:
-            loading.result()
-    assert caught.value.code() in (UNAVAILABLE, grpc.StatusCode.CANCELLED)
-    wait_for(lambda: not any(map(is_running, processes)), "the end of all processes")
 
 
 def test_a_stop_that_hangs_is_ended_by_force_and_leaves_nothing(tmp_path, trouble):

@@ -7,6 +7,7 @@ import socket
 import sqlite3
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 
 import grpc
@@ -14,10 +15,10 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from bench.kit.http2_frames import in_frames, prefixed
-from bench.kit.servers import ServerProcess
+from bench.kit.servers import ROOT, ServerProcess
 from serve.wire.messages import INFER_METHOD, STREAM_METHOD, encode_request
-from tests.e2e.support import GOOD, infer, random_graph, raw_channel
-from tests.processes import descendants, http_get, is_running, metric, rows, wait_for
+from tests.e2e.support import GOOD, hanging_model, infer, random_graph, raw_channel
+from tests.processes import PATIENCE_S, descendants, http_get, is_running, metric, rows, wait_for
 from tests.rpc.http2 import Http2
 
 #: Beyond both together the server ends itself by force, with code 1. The latter is 5 by default,
@@ -124,10 +125,63 @@ def a_full_disk(server) -> Iterator[None]:
     yield
 
 
+@contextmanager
+def clients_that_drip(server) -> Iterator[None]:
+    with ExitStack() as stack:
+        for _ in range(15):
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", server.http_port)))
+            client.sendall(b"GET /metrics HTTP/1.0\r\nx:")
+        yield
+
+
+@contextmanager
+def a_load_that_hangs(server) -> Iterator[None]:
+    with _loading(server, loads=False):
+        wait_for(lambda: "hangs:1: calibrating" in server.log.read_text(), "the load")
+        yield
+
+
+@contextmanager
+def a_calibration_that_hangs(server) -> Iterator[None]:
+    with _loading(server, loads=True):
+        wait_for(lambda: "the first run" in server.log.read_text(), "the run")
+        yield
+
+
+@contextmanager
+def _loading(server, *, loads: bool) -> Iterator[None]:
+    """A client waits for a model that hangs, until it is told that there will be none."""
+    hanging_model(server.folder / "models", loads=loads)
+    with grpc.insecure_channel(server.target) as channel, ThreadPoolExecutor(1) as threads:
+        load = channel.unary_unary("/inference.GRPCInferenceService/RepositoryModelLoad")
+        # One field, the model's name.
+        loading = threads.submit(load, b"\x12\x05hangs", timeout=PATIENCE_S)
+        yield
+        with pytest.raises(grpc.RpcError) as caught:
+            loading.result()
+    assert caught.value.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+
+
+@contextmanager
+def lanes_that_stand_still(server) -> Iterator[None]:
+    """Somebody has stopped them, and a request needs one."""
+    for child in descendants(server.pid):
+        for lane in descendants(child):
+            os.kill(lane, signal.SIGSTOP)
+    with raw_channel(server) as call, ThreadPoolExecutor(1) as threads:
+        asked = threads.submit(infer, call, "gcn", GOOD)
+        wait_for(lambda: metric(server, "gnnserve_requests_inside") > 0, "the request")
+        yield
+        # The lanes are ended and start again meanwhile, or the drain ends before.
+        with suppress(grpc.RpcError):
+            asked.result()
+
+
 STATES = (
     calls_that_never_send_a_message, clients_that_read_nothing, streams_and_watches,
     answers_that_nobody_reads, a_database_that_another_process_locks,
-    a_gateway_that_stands_still, lanes_that_restart, a_full_disk,
+    a_gateway_that_stands_still, lanes_that_restart, a_full_disk, clients_that_drip,
+    a_load_that_hangs, a_calibration_that_hangs, lanes_that_stand_still,
 )  # fmt: skip
 
 
@@ -153,7 +207,10 @@ def test_a_stop_ends_in_time(tmp_path, request, state):
     if state is a_full_disk:
         disk = request.getfixturevalue("small_disk")
         sections["report"] = {"database": str(disk / "report.db")}
-    with ServerProcess(tmp_path, sections=sections) as server, state(server):
+    repository = tmp_path / "models"
+    shutil.copytree(ROOT / "configs" / "models" / "gcn", repository / "gcn")
+    options = {"repository": repository, "sections": sections}
+    with ServerProcess(tmp_path, **options) as server, state(server):
         processes = descendants(server.pid)
         assert server.stop() == 0, server.log.read_text()[-3000:]
     wait_for(lambda: not any(map(is_running, processes)), "the end of all processes")
