@@ -4,7 +4,6 @@ One ``ConfigError`` reports every mistake in the file. Relative paths are resolv
 file's folder. The core never sees these structs; it gets small parameter objects made from them.
 """
 
-import ipaddress
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +13,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from serve.config_cluster import ClusterConfig
+from serve.config_cluster import ClusterConfig, broken_rules, is_loopback
 from serve.config_settings import Setting, apply_settings, keys_of
 from serve.core.types import Nanos
 from serve.errors import ConfigError
@@ -153,10 +152,7 @@ class ServerConfig(Section, frozen=True):
     @property
     def on_loopback(self) -> bool:
         """True when only this machine reaches the server."""
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host == "localhost"
+        return is_loopback(self.host)
 
 
 class AuthConfig(Section, frozen=True):
@@ -410,6 +406,11 @@ class GraphConfig(Section, frozen=True):
     memory_map: Literal["auto", "always", "never"] = "auto"
     #: Memory of each GPU for the features that are asked for most: `auto`, `off`, or a size.
     hot_memory: str = "auto"
+    #: File with the part of each node, of `gnnserve graph partition --out`: the features are shared
+    #: out over the servers of `[cluster.rows]`. None: all are here.
+    parts: str | None = None
+    #: Share of the nodes, those with most out-edges, whose features are on all of these servers.
+    hot_share: Annotated[float, Meta(ge=0, le=1)] = 0.0
 
     @property
     def hot_memory_bytes(self) -> int | None:
@@ -562,6 +563,9 @@ def _broken_rules(config: Config) -> Iterator[str]:
         yield "report.record_payloads: payloads lie beside a recording; name it in report.record"
     if config.cluster.servers_file is not None and config.server.tls.certificate is not None:
         yield "cluster.servers_file: servers pass on without the encryption of server.tls"
+    yield from broken_rules(
+        config.cluster.rows, [graph.name for graph in config.graph if graph.parts is not None]
+    )
     endpoint = config.traces.endpoint
     if endpoint is not None and not re.fullmatch(r"https?://[^/\s]+/?", endpoint):
         yield f"traces.endpoint: '{endpoint}' is no URL such as http://localhost:4317"

@@ -1,6 +1,28 @@
 """The section of the configuration about other servers, see ``config``."""
 
+import ipaddress
+from collections.abc import Iterator, Sequence
+from typing import Annotated
+
+from msgspec import Meta
+
 from serve.toml_tables import Section
+
+
+class RowsConfig(Section, frozen=True):
+    """Section `[cluster.rows]`: features of graphs that are shared out over several servers."""
+
+    #: Part of these graphs whose features are here, from 0.
+    part: Annotated[int, Meta(ge=0)] = 0
+    #: `host:port` at which other servers ask for features; None: no graph is shared out.
+    listen: str | None = None
+    #: File that names all servers: `host:port PART` in each line. Servers of one part are replicas.
+    servers_file: str | None = None
+    #: File with the key that these servers have in common. None: whoever reaches the port gets
+    #: features, so it has to be on loopback.
+    key_file: str | None = None
+    #: A server that sends nothing for so long has lost its features.
+    patience_ms: Annotated[int, Meta(ge=10, le=10_000)] = 80
 
 
 class ClusterConfig(Section, frozen=True):
@@ -13,3 +35,29 @@ class ClusterConfig(Section, frozen=True):
     name: str | None = None
     #: File with the key of the front, which alone may tell when it got a request.
     front_key_file: str | None = None
+    rows: RowsConfig = RowsConfig()
+
+
+def is_loopback(host: str) -> bool:
+    """Return True when only this machine reaches that address."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def broken_rules(rows: RowsConfig, shared: Sequence[str]) -> Iterator[str]:
+    """Yield what is wrong with the section, where the graphs `shared` are shared out."""
+    if rows.listen is None:
+        if shared:
+            yield f"cluster.rows.listen is missing, and graph '{shared[0]}' has parts"
+        return
+    host, _, port = rows.listen.rpartition(":")
+    if not (host and port.isdecimal() and int(port) < 1 << 16):
+        yield f"cluster.rows.listen: '{rows.listen}' is not host:port"
+    elif rows.key_file is None and not is_loopback(host):
+        yield (
+            f"cluster.rows.listen: '{host}' is reached by other machines; set cluster.rows.key_file"
+        )
+    if rows.servers_file is None:
+        yield "cluster.rows.servers_file is missing, which names the servers of all parts"

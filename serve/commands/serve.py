@@ -31,7 +31,7 @@ from serve.commands.configured import (
 from serve.commands.reload import ConfigReload
 from serve.commands.service_manager import ServiceManager
 from serve.config import Config, ServerConfig
-from serve.errors import ServeError
+from serve.errors import ConfigError, ServeError
 from serve.obs.access_log import AccessLog
 from serve.obs.http import HttpPort, listening_socket, private_socket
 from serve.obs.journal import JournalWriter
@@ -64,6 +64,7 @@ from serve.server.training.job_facts import shown_jobs
 
 if TYPE_CHECKING:
     from serve.cluster.forwarding import OtherServers
+    from serve.cluster.shared_rows import SharedRows
 
 _log = logging.getLogger(__name__)
 
@@ -234,6 +235,10 @@ class Application:
                 self._engine.moving.moves = elsewhere.better
                 self._rpc.pass_on(elsewhere)
                 self._watched.append(WatchedFiles((elsewhere.file,), elsewhere.reload))
+            rows = _shared_rows(config)
+            if rows is not None:
+                undo.callback(rows.close)
+                self._engine.share_rows(rows)
             if certificates is not None:
                 self._watched.append(certificates.watched)
             watcher = FileWatcher(*self._watched)
@@ -424,6 +429,25 @@ def _elsewhere(config: Config, engine: Engine, stamps: FrontStamps | None) -> "O
         server.max_message_bytes,
         stamps,
     )
+
+
+def _shared_rows(config: Config) -> "SharedRows | None":
+    """Return what gives features to other servers and gets theirs; None where none are shared out.
+
+    Raises ConfigError.
+    """
+    rows = config.cluster.rows
+    if rows.listen is None or rows.servers_file is None:
+        return None
+    try:
+        from serve.cluster.shared_rows import SharedRows
+    except ImportError:
+        raise ConfigError(
+            "cluster.rows: pyzmq is not installed: pip install 'gnnserve[cluster]'"
+        ) from None
+    key_file = None if rows.key_file is None else config.path(rows.key_file)
+    servers_file = config.path(rows.servers_file)
+    return SharedRows(rows.part, rows.listen, servers_file, key_file, rows.patience_ms)
 
 
 def _stop_limit_s(server: ServerConfig) -> float:

@@ -344,6 +344,8 @@ class FailReason(Enum):
     #: Its output has values that are no finite numbers, which its model forbids.
     NONFINITE = "nonfinite_output"
     LANE_LOST = "lane_lost"
+    #: Another server did not give the features that it holds.
+    ROWS_LOST = "rows_lost"
     #: Its model went into quarantine while it waited.
     QUARANTINED = "quarantined"
     #: Its run took longer than any may.

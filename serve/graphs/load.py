@@ -22,11 +22,13 @@ from numpy.typing import NDArray
 from serve import native
 from serve.errors import ConfigError
 from serve.graphs.archive import archive_arrays, archive_names, read_archive
+from serve.graphs.columns import Column
 from serve.graphs.csr import Rows
 from serve.graphs.datasets import TABLE_4, find_file, load_dataset
 from serve.graphs.features import FeatureKeeper
 from serve.graphs.generate import both_directions
 from serve.graphs.resident import ResidentGraph
+from serve.graphs.sharing import Parting, shared_out
 from serve.graphs.typed_load import EDGES, held_typed, is_typed, is_wanted
 from serve.graphs.typed_updates import TypedGraph
 from serve.progress import Progress
@@ -52,6 +54,8 @@ class OpenOptions:
     cache: Path = Path("graphs")
     #: True to have features in memory that other processes can map.
     shared: bool = False
+    #: How features are shared out over several servers; None: all of them are here.
+    parting: Parting | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,11 @@ def open_graph(
     progress("reading", 0.0)
     names, read = _source(path, options)
     if is_typed(names):
+        if options.parting is not None:
+            raise ConfigError(
+                f"graph '{name}': parts: {path} has several types of nodes, whose features cannot"
+                " be shared out yet"
+            )
         if options.undirected:
             raise ConfigError(
                 f"graph '{name}': undirected: {path} has several types of edges; write the"
@@ -160,8 +169,12 @@ def held(name: str, parts: GraphParts, options: OpenOptions, progress: Progress)
         rows = Rows(*native.build_rows(both, parts.num_nodes))
     progress("checking features", 0.6)
     keeper = keeper_of(options)
-    x = keeper.kept(parts.x, where)
-    return ResidentGraph(name, rows, x, keeper, parts.source, _labels(parts, where))
+    if options.parting is None:
+        x: Array | Column = keeper.kept(parts.x, where)
+        return ResidentGraph(name, rows, x, keeper, parts.source, _labels(parts, where))
+    column = shared_out(name, rows, parts.x, keeper, options.parting)
+    source = f"{parts.source}, features of part {column.source.part} of {column.part_count}"
+    return ResidentGraph(name, rows, column, keeper, source)
 
 
 def _labels(parts: GraphParts, where: str) -> NDArray[np.int64] | None:

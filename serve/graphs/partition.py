@@ -7,6 +7,7 @@ from the parts that they belong to.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,9 +77,14 @@ def imbalance(parts: Parts, count: int) -> float:
 
 def hottest(snapshot: Snapshot, share: float) -> NDArray[np.bool_]:
     """Mark the share of nodes that are in-neighbours of most others, [N]."""
-    degrees = np.bincount(snapshot.edges()[0], minlength=snapshot.num_nodes)
-    hot = np.zeros(snapshot.num_nodes, bool)
-    hot[np.argsort(-degrees, kind="stable")[: int(share * snapshot.num_nodes)]] = True
+    return hottest_of(snapshot.edges()[0], snapshot.num_nodes, share)
+
+
+def hottest_of(sources: NDArray[Any], num_nodes: int, share: float) -> NDArray[np.bool_]:
+    """Mark the share of `num_nodes` nodes that are most often in `sources`, [N]."""
+    degrees = np.bincount(sources, minlength=num_nodes)
+    hot = np.zeros(num_nodes, bool)
+    hot[np.argsort(-degrees, kind="stable")[: int(share * num_nodes)]] = True
     return hot
 
 

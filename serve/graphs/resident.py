@@ -94,16 +94,18 @@ class ResidentGraph(Versioned[Snapshot, Change]):
         self,
         name: str,
         base: Rows,
-        x: NDArray[Any],
+        x: NDArray[Any] | Column,
         keeper: FeatureKeeper,
         source: str,
         labels: NDArray[np.int64] | None = None,
     ) -> None:
         """`base` has in-neighbours by destination, `x` [N, F] features as `keeper` stores them.
 
+        `x` is a column where not all of them are here.
         `labels` [N] are classes of the nodes, to train on: negative for none, as of nodes that
         come later. None without any.
         """
         self.labels = labels
-        first = Snapshot(1, Edges.of(base), Column.of(x, "float32"))
+        column = x if isinstance(x, Column) else Column.of(x, "float32")
+        first = Snapshot(1, Edges.of(base), column)
         super().__init__(name, source, first, lambda old, change: changed(old, change, keeper))

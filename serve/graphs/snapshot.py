@@ -63,9 +63,9 @@ class Snapshot:
         """See ``native.sample_neighbours``."""
         return native.sample_neighbours(self.in_edges.topology, ids, fanouts, seed)
 
-    def gather(self, nodes: Ids, target: NDArray[np.float32]) -> None:
-        """Write features of `nodes` [K] as float32 [K, F] to `target`."""
-        self.column.gather(nodes, target)
+    def gather(self, nodes: Ids, target: NDArray[np.float32]) -> int:
+        """Write features of `nodes` [K] as float32 [K, F] to `target`; see ``Column.gather``."""
+        return self.column.gather(nodes, target)
 
     def features(self, nodes: Ids) -> Floats:
         """Return features of `nodes` [K] as a new array [K, F]."""

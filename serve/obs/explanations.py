@@ -43,6 +43,7 @@ REASONS = {
     "nonfinite_output": "its output has NaN or infinity, which model.check_output refuses",
     "out_of_memory": "the run needed more memory than was reserved for it",
     "lane_lost": "its lane died or hung, twice",
+    "rows_lost": "another server did not give the features that it holds",
     "time_limit": "its run exceeded the time limit of runs",
     "quarantined": "its model ended lanes again and again and is in quarantine",
     "not_ready": "the server or the model was starting or stopping",

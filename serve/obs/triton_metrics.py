@@ -17,6 +17,7 @@ _REASONS = {
     "model_error": "BACKEND",
     "out_of_memory": "BACKEND",
     "lane_lost": "BACKEND",
+    "rows_lost": "BACKEND",
     "time_limit": "BACKEND",
     "quarantined": "BACKEND",
 }

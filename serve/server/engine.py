@@ -14,6 +14,7 @@ from serve.core.events import DrainStarted, TenantsChanged
 from serve.core.types import TenantRules
 from serve.errors import ConfigError, NotReady, ServeError
 from serve.estimate.estimator import ModelEstimator
+from serve.graphs.shared_column import RowSource
 from serve.graphs.typed_updates import TypedChange
 from serve.graphs.updates import Change
 from serve.models.cache import CalibrationCache
@@ -95,6 +96,10 @@ class Engine:
             lambda: parts.catalogue.entries, self._idle_s, timed.why_due, timed.complete
         )
         self._leaving = self._draining = self._stopped = False
+
+    def share_rows(self, source: RowSource) -> None:
+        """Get features of graphs that are shared out from `source`; before `start`."""
+        self._graphs.rows = source
 
     # --- life ---------------------------------------------------------------------------
 

@@ -5,9 +5,18 @@ how lanes reach the features in ``feature_tables``.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from serve.config import Config, GraphConfig
-from serve.errors import ConfigError, InvalidInput, Mismatch, NotReady, TooBig, UnknownName
+from serve.errors import (
+    ConfigError,
+    InvalidInput,
+    Mismatch,
+    NotReady,
+    TooBig,
+    UnknownName,
+    Unsupported,
+)
 from serve.graphs.academic import academic_graph
 from serve.graphs.load import (
     GraphParts,
@@ -18,6 +27,8 @@ from serve.graphs.load import (
     open_graph,
 )
 from serve.graphs.resident import GraphVersion, ResidentGraph
+from serve.graphs.shared_column import RowSource, SharedColumn
+from serve.graphs.sharing import Parting
 from serve.graphs.snapshot import Snapshot
 from serve.graphs.typed import TypedSnapshot
 from serve.graphs.typed_load import held_typed
@@ -63,6 +74,8 @@ class GraphStore:
         #: Those whose features devices may gather themselves.
         self._plain: dict[str, ResidentGraph] = {}
         self.tables = FeatureTables(self._plain)
+        #: Where features are that are not here; None: no graph is shared out.
+        self.rows: RowSource | None = None
 
     @property
     def held_bytes(self) -> int:
@@ -142,6 +155,10 @@ class GraphStore:
             typed = graph.update(change, if_version=if_version, accept=accept)
             self._changed()
             return _typed_info(graph, typed)
+        if isinstance(graph.snapshot.column, SharedColumn):
+            raise Unsupported(
+                f"graph '{name}' is shared out over several servers: it cannot be changed yet"
+            )
         if isinstance(change, TypedChange):
             raise InvalidInput(f"graph '{name}' has one type of nodes: 'tensors' are not for it")
         snapshot = graph.update(change, if_version=if_version, accept=accept)
@@ -168,6 +185,12 @@ class GraphStore:
             cache=self._config.cache_path() / "graphs",
             shared=self._budget_bytes is None,
         )
+        if config.parts is not None:
+            if self.rows is None:
+                raise ConfigError(f"graph '{config.name}': parts: cluster.rows.listen is missing")
+            parting = Parting(self._config.path(config.parts), config.hot_share, self.rows)
+            # Only what belongs here is read into memory.
+            options = replace(options, map_above_bytes=0, shared=False, parting=parting)
         if config.file is not None:
             return open_graph(config.name, self._config.path(config.file), options, progress)
         assert config.dataset is not None
@@ -177,6 +200,11 @@ class GraphStore:
             parts = GraphParts(len(graph.x), graph.edge_index, graph.x, source, graph.y)
             return held(config.name, parts, options, progress)
         if config.dataset == "academic":
+            if options.parting is not None:
+                raise ConfigError(
+                    f"graph '{config.name}': parts: it has several types of nodes, whose features"
+                    " cannot be shared out yet"
+                )
             arrays = academic_graph(max(1, int(ACADEMIC_PAPERS * config.scale)))
             source = f"an academic graph, generated, scale {config.scale:g}, seed 0"
             keeper = keeper_of(options)

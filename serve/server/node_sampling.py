@@ -46,6 +46,8 @@ class PreparedNodes:
     positions: np.ndarray
     #: The version that was sampled; held until no lane needs its features.
     snapshot: Snapshot
+    #: How long other servers took to give their features.
+    network_ns: int = 0
 
 
 def derived_seed(request_uid: str) -> int:
@@ -59,7 +61,7 @@ def prepare_nodes(
     """Sample the neighbourhood and stage it in a block of the pool, features gathered or listed.
 
     Raises InvalidInput for an id that is no node and for a sample that the model cannot take,
-    QueueFull when the pool has no room.
+    QueueFull when the pool has no room, NotReady when another server did not give its features.
     """
     # The graph may change meanwhile: the request sees one version throughout.
     snapshot = request.graph.snapshot
@@ -87,9 +89,14 @@ def prepare_nodes(
         lists = {GATHERED_IDS: rows, GATHERED_AT: at, GATHERED_NEW: new}
         in_place = {"edge_index": (2, num_edges)} | {name: a.shape for name, a in lists.items()}
         in_pool = plan_layout(in_place, (*order, *lists), output_bytes, narrow_edges=narrow)
-    staged = in_pool.at(take_block(pool, in_pool.size_bytes))
+    block = take_block(pool, in_pool.size_bytes)
+    staged = in_pool.at(block)
+    try:
+        network_ns = _fill(staged, snapshot, sample, nodes, pool)
+    except BaseException:
+        pool.free(block)
+        raise
     # Nothing below raises: from here on the caller must free the block.
-    _fill(staged, snapshot, sample, nodes, pool)
     for ref in staged.inputs:
         if ref.name in lists:
             pool.array(ref.offset_bytes, ref.dtype, ref.shape)[:] = lists[ref.name]
@@ -98,7 +105,7 @@ def prepare_nodes(
     num_loops = count_loops(staged, pool) if entry.estimator.counts_loops else None
     took_ns = clock.now_ns() - started_ns
     found = SampleProbe(request.num_ids, (num_nodes, num_edges), took_ns, num_loops)
-    return PreparedNodes(layout, staged, found, ids, positions, snapshot)
+    return PreparedNodes(layout, staged, found, ids, positions, snapshot, network_ns)
 
 
 def stage_again(prepared: PreparedNodes, request: NodeRequest, seed: int, pool: SharedPool) -> None:
@@ -136,11 +143,13 @@ def _draw(
 
 def _fill(
     staged: Staged, snapshot: Snapshot, sample: native.Sample, nodes: np.ndarray, pool: SharedPool
-) -> None:
-    """Write the model's inputs to their places in the pool."""
+) -> int:
+    """Write the model's inputs to their places in the pool; return how long others took, in ns."""
+    network_ns = 0
     for ref in staged.inputs:
         target = pool.array(ref.offset_bytes, ref.dtype, ref.shape)
         if ref.name == "edge_index":
             sample.write_edges(target, ref.dtype == "int32")
         elif ref.name == "x":
-            snapshot.gather(nodes, target)
+            network_ns += snapshot.gather(nodes, target)
+    return network_ns

@@ -29,6 +29,7 @@ _FAILURES: dict[FailReason, type[ServeError]] = {
     FailReason.OUT_OF_MEMORY: TooBig,
     FailReason.NONFINITE: ModelError,
     FailReason.LANE_LOST: NotReady,
+    FailReason.ROWS_LOST: NotReady,
     FailReason.QUARANTINED: NotReady,
     FailReason.TIME_LIMIT: DeadlineExceeded,
     FailReason.STOPPED: RequestCancelled,

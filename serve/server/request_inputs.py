@@ -45,6 +45,8 @@ class RequestInputs(ABC):
         self.by_kind: KindCounts | None = None
         #: Seed that neighbours are sampled with; None for a request that brings its graph.
         self.seed: int | None = None
+        #: How long other servers took to give features that are not here, while it was staged.
+        self.network_ns = 0
         #: When staging began; None unless the inputs were staged before the task was made.
         self.early_ns: Nanos | None = None
         self._pool = pool
@@ -59,7 +61,8 @@ class RequestInputs(ABC):
 
         A task that runs again is staged again in the same place, since its model may have worked
         in place. Runs in the request's own thread. Raises InvalidInput for content that the model
-        cannot take, and QueueFull when the pool has no room.
+        cannot take, QueueFull when the pool has no room, and NotReady when another server did not
+        give the features that it holds.
         """
 
     @abstractmethod
@@ -394,6 +397,7 @@ class NodeInputs(SampledInputs):
             return False
         self._sample = prepare_nodes(self._request, self.call, self.entry, self.seed, self._pool)
         self.staged = self._sample.staged
+        self.network_ns = self._sample.network_ns
         self.num_loops = self._sample.found.num_loops
         return True
 

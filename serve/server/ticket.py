@@ -182,6 +182,8 @@ class WaitingTicket(RequestTicket):
             self._driver.handle(PrepareFailed(task_id, FailReason.INVALID_INPUT, str(error)))
         except QueueFull as error:
             self._driver.handle(PrepareFailed(task_id, FailReason.OUT_OF_MEMORY, str(error)))
+        except NotReady as error:
+            self._driver.handle(PrepareFailed(task_id, FailReason.ROWS_LOST, str(error)))
         except BaseException as error:
             # The scheduler must hear of every end, or the task would wait for ever.
             self._driver.handle(PrepareFailed(task_id, FailReason.MODEL_ERROR, repr(error)))

@@ -105,9 +105,9 @@ class TypedInputs(SampledInputs):
             output_bytes(interface.outputs, sizes),
             dtypes={slot.name: slot.dtype for slot in interface.inputs},
         )
+        # From here on the block is the request's.
         self.staged = staged = layout.at(take_block(self._pool, layout.size_bytes))
-        # Nothing below raises: from here on the block is the request's.
-        self._fill(staged, snapshot, sample)
+        self.network_ns = self._fill(staged, snapshot, sample)
         self._outputs = output_refs(interface.outputs, sizes, staged)
         took_ns = clock.now_ns() - started_ns
         found = SampleProbe(self._request.num_ids, counts, took_ns)
@@ -139,8 +139,9 @@ class TypedInputs(SampledInputs):
         request = self._request
         return snapshot.sample(request.node_type, ids, request.fanouts, self.seed & (2**64 - 1))
 
-    def _fill(self, staged: Staged, snapshot: TypedSnapshot, sample: TypedSample) -> None:
-        """Write the model's inputs to their places in the pool."""
+    def _fill(self, staged: Staged, snapshot: TypedSnapshot, sample: TypedSample) -> int:
+        """Write the model's inputs to their places in the pool; return how long others took."""
+        network_ns = 0
         fit = self._request.fit
         nodes = {of: sample.nodes(of) for of, _ in fit.features.values()}
         for ref in staged.inputs:
@@ -149,4 +150,5 @@ class TypedInputs(SampledInputs):
                 sample.write_edges(fit.edges[ref.name], target)
             else:
                 of, feature = fit.features[ref.name]
-                snapshot.nodes[of].columns[feature].gather(nodes[of], target)
+                network_ns += snapshot.nodes[of].columns[feature].gather(nodes[of], target)
+        return network_ns

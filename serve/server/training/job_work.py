@@ -15,6 +15,7 @@ from serve.core.types import Bytes, Nanos
 from serve.errors import Mismatch, ModelError, ServeError
 from serve.estimate.closed_form import training_bytes
 from serve.graphs.resident import ResidentGraph
+from serve.graphs.shared_column import SharedColumn
 from serve.ipc.messages import (
     EstimateStep,
     JobSteps,
@@ -46,6 +47,10 @@ def graph_for(name: str, spec: ModelSpec, graphs: GraphStore) -> ResidentGraph:
     graph = graphs.get(name)
     if not isinstance(graph, ResidentGraph):
         raise Mismatch(f"graph '{name}' has several types of nodes: none is trained on")
+    if isinstance(graph.snapshot.column, SharedColumn):
+        raise Mismatch(
+            f"graph '{name}' is shared out: no server has all features to train on"
+        )
     if graph.labels is None:
         raise Mismatch(f"graph '{name}' has no labels 'y' to train on")
     require_trainable(spec)

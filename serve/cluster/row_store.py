@@ -1,0 +1,139 @@
+"""Gives other servers the rows of features that this one holds: one thread and one socket."""
+
+import logging
+import threading
+from collections import Counter
+from typing import Any
+
+import msgspec
+import numpy as np
+import zmq
+from numpy.typing import NDArray
+from zmq.utils import z85
+
+from serve.cluster.row_wire import MOST_BYTES, MOST_ID_BYTES, Asked, Given, Keys, secure
+from serve.errors import ConfigError
+from serve.graphs.shared_column import SharedColumn
+
+_log = logging.getLogger(__name__)
+
+#: Answers that wait for one connection; who has more on the way loses them.
+_MOST_WAITING = 8
+#: Larger answers are sent from where they are.
+_COPIED_BYTES = 64 << 10
+_ID_BYTES = 8
+#: Where libzmq asks whether a key is one that may connect (ZeroMQ RFC 27).
+_ZAP = "inproc://zeromq.zap.01"
+_STOP = "inproc://stop"
+
+
+class RowStore:
+    """Answers asks for rows until it is stopped."""
+
+    def __init__(self, listen: str, keys: Keys | None) -> None:
+        """Listen at `host:port`; raises ConfigError. Without `keys` everybody is heard."""
+        self._context = zmq.Context()
+        self._keys = keys
+        self._columns: dict[str, SharedColumn] = {}
+        #: Asks by what became of them, and rows and bytes that were given.
+        self.counts: Counter[str] = Counter(dict.fromkeys(("given", "refused", "rows", "bytes"), 0))
+        # Of these, the thread alone uses all but `_wake`.
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._gate = self._context.socket(zmq.REP)
+        self._stop = self._context.socket(zmq.PAIR)
+        self._wake = self._context.socket(zmq.PAIR)
+        self._stop.bind(_STOP)
+        self._wake.connect(_STOP)
+        self._gate.bind(_ZAP)
+        secure(self._socket, keys, listens=True)
+        self._socket.sndhwm = self._socket.rcvhwm = _MOST_WAITING
+        if keys is not None:
+            self._socket.zap_domain = b"rows"
+        try:
+            self._socket.bind(f"tcp://{listen}")
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise ConfigError(f"cluster.rows.listen: {listen}: {error.strerror}") from error
+        bound = str(self._socket.getsockopt_string(zmq.LAST_ENDPOINT))
+        self.port = int(bound.rpartition(":")[2])
+        self._thread = threading.Thread(target=self._run, name="rows", daemon=True)
+
+    def hold(self, column: SharedColumn) -> None:
+        """Give rows of that version from now on."""
+        self._columns[column.of_rows.graph] = column
+
+    def start(self) -> None:
+        """Begin to answer."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Answer nothing any more. Idempotent."""
+        if self._context.closed:
+            return
+        if self._thread.is_alive():
+            self._wake.send(b"")
+            self._thread.join()
+        self._context.destroy(linger=0)
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        for socket in (self._socket, self._gate, self._stop):
+            poller.register(socket, zmq.POLLIN)
+        while True:
+            ready = dict(poller.poll())
+            if self._stop in ready:
+                return
+            if self._gate in ready:
+                self._admit()
+            if self._socket in ready:
+                # NOTE: a message that cannot be answered must not end the thread.
+                try:
+                    self._answer()
+                except Exception:
+                    _log.exception("an ask for rows was not answered")
+
+    def _admit(self) -> None:
+        """Tell libzmq whether the key of a connection is ours."""
+        version, request_id, _, _, _, mechanism, *rest = self._gate.recv_multipart()
+        expected = None if self._keys is None else [z85.decode(self._keys.public)]
+        allowed = mechanism == b"CURVE" and rest == expected
+        status = [b"200", b"OK"] if allowed else [b"400", b"another key"]
+        self._gate.send_multipart([version, request_id, *status, b"", b""])
+
+    def _answer(self) -> None:
+        """Read a message and answer it, unless it is none of ours."""
+        identity, *frames = self._socket.recv_multipart()
+        try:
+            head, ids = frames
+            asked = msgspec.msgpack.decode(head, type=Asked)
+        except (ValueError, msgspec.MsgspecError):
+            self.counts["refused"] += 1
+            return
+        found = self._rows(asked, ids)
+        if isinstance(found, str):
+            self.counts["refused"] += 1
+            given = msgspec.msgpack.encode(Given(asked.number, "", found))
+            self._socket.send_multipart([identity, given, b""])
+            return
+        self.counts["given"] += 1
+        self.counts["rows"] += len(found)
+        self.counts["bytes"] += found.nbytes
+        given = msgspec.msgpack.encode(Given(asked.number, found.dtype.name))
+        message: list[bytes | memoryview] = [identity, given, found.data]
+        self._socket.send_multipart(message, copy=found.nbytes <= _COPIED_BYTES)
+
+    def _rows(self, asked: Asked, ids: bytes) -> NDArray[Any] | str:
+        """Return the rows that are asked for, or why there are none."""
+        if len(ids) % _ID_BYTES or len(ids) > MOST_ID_BYTES:
+            return f"was sent {len(ids)} bytes of ids"
+        column = self._columns.get(asked.graph)
+        if column is None:
+            return f"does not hold graph '{asked.graph}'"
+        if column.of_rows.identity != asked.identity:
+            return f"holds another graph '{asked.graph}', or other parts of it"
+        if len(ids) // _ID_BYTES * column.shape[0] * column.dtype.itemsize > MOST_BYTES:
+            return f"was asked for {len(ids) // _ID_BYTES} rows, more than a message holds"
+        rows = column.rows_here(np.frombuffer(ids, np.int64))
+        if rows is None:
+            return f"holds part {column.source.part}, and was asked for rows of another"
+        return rows

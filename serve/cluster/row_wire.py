@@ -1,0 +1,97 @@
+"""Messages and keys of the link by which servers give each other rows of features.
+
+A message has two frames: a head, and ids or rows. With a key, CURVE encrypts both, and a server
+hears those alone who have the key.
+"""
+
+import hashlib
+import hmac
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import zmq
+from zmq.utils import z85
+
+from serve.errors import ConfigError
+from serve.files import read_named_text
+
+#: Bytes of rows that one message asks for, about, and most bytes of any message.
+PIECE_BYTES, MOST_BYTES = 4 << 20, 16 << 20
+#: Most bytes of ids in a message.
+MOST_ID_BYTES = 1 << 20
+#: Dtypes that rows are stored in.
+DTYPES = ("float32", "float16", "uint8")
+#: Most servers of a graph, and most bytes of the file that names them.
+MOST_STORES, _MOST_FILE_BYTES = 256, 1 << 16
+#: Time for a connection to say who it is.
+_HANDSHAKE_MS = 1000
+
+
+class Asked(msgspec.Struct, frozen=True, array_like=True):
+    """Head of a message that asks for rows; their ids follow, int64."""
+
+    #: Chosen by who asks, and comes back with the answer.
+    number: int
+    graph: str
+    identity: bytes
+    version: int
+
+
+class Given(msgspec.Struct, frozen=True, array_like=True):
+    """Head of its answer; the rows follow."""
+
+    number: int
+    dtype: str
+    #: Why there are no rows; empty where there are.
+    failure: str = ""
+
+
+class Keys(NamedTuple):
+    """A pair of keys for CURVE, the same on all servers, which have the secret in common."""
+
+    public: bytes
+    secret: bytes
+
+    @classmethod
+    def of(cls, shared: str) -> "Keys":
+        """Derive them from what the servers share."""
+        raw = hmac.new(shared.encode(), b"gnnserve rows of features", hashlib.sha256).digest()
+        secret = z85.encode(raw)
+        return cls(zmq.curve_public(secret), secret)
+
+
+def secure(socket: "zmq.Socket[bytes]", keys: Keys | None, *, listens: bool) -> None:
+    """Have the socket, before it binds or connects, take and send nothing without the keys."""
+    socket.linger = 0
+    socket.handshake_ivl = _HANDSHAKE_MS
+    socket.maxmsgsize = MOST_BYTES
+    if keys is None:
+        return
+    socket.curve_publickey, socket.curve_secretkey = keys
+    if listens:
+        socket.curve_server = True
+    else:
+        socket.curve_serverkey = keys.public
+
+
+def read_stores(file: Path) -> dict[str, int]:
+    """Return the part of each server in the file: `host:port PART`, a line for each.
+
+    Raises ConfigError. Empty lines and what follows `#` say nothing.
+    """
+    found: dict[str, int] = {}
+    lines = read_named_text(file, _MOST_FILE_BYTES).splitlines()
+    for number, line in enumerate(lines, start=1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        host, _, port = words[0].rpartition(":")
+        if len(words) != 2 or not (host and port.isdecimal() and words[1].isdecimal()):
+            raise ConfigError(f"{file}:{number}: expected host:port and the number of a part")
+        if words[0] in found:
+            raise ConfigError(f"{file}:{number}: {words[0]} is named twice")
+        found[words[0]] = int(words[1])
+    if not 1 <= len(found) <= MOST_STORES:
+        raise ConfigError(f"{file}: {len(found)} servers, expected 1 to {MOST_STORES}")
+    return found

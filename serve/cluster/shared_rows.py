@@ -1,0 +1,139 @@
+"""The features that servers share out: given to others, and got from them for a request.
+
+Who is asked and for how long is decided by ``core.cluster.rows``.
+"""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from queue import Empty, LifoQueue
+from typing import Any
+
+import numpy as np
+import zmq
+from numpy.typing import NDArray
+
+from serve.access.front_stamps import read_key
+from serve.cluster.row_link import Link, Wanted
+from serve.cluster.row_store import RowStore
+from serve.cluster.row_wire import Keys, read_stores
+from serve.core.cluster.rows import RowFetch, Stores, expected_ns
+from serve.errors import NotReady
+from serve.graphs.csr import Ids
+from serve.graphs.partition import Parts
+from serve.graphs.shared_column import RowsOf, SharedColumn
+
+#: Requests that get rows at once, each over connections of its own; and how long others wait.
+MOST_FETCHES, _TURN_S = 32, 1.0
+#: Bytes of a value as it is stored at most.
+_VALUE_BYTES = 4
+
+
+class SharedRows:
+    """Implements ``graphs.shared_column.RowSource``. Any thread may call any method."""
+
+    def __init__(
+        self, part: int, listen: str, stores_file: Path, key_file: Path | None, patience_ms: int
+    ) -> None:
+        """Listen, and know the servers of `stores_file`; raises ConfigError.
+
+        Args:
+            part: Part of the nodes whose features are here.
+            listen: `host:port`, where others ask for rows of it.
+            stores_file: Names all servers, this one too, see ``row_wire.read_stores``.
+            key_file: Has what servers share; None: whoever reaches the port is given rows.
+            patience_ms: Time after which a server that sends nothing has none to give.
+        """
+        self._part = part
+        self._patience_ns = patience_ms * 1_000_000
+        keys = None if key_file is None else Keys.of(read_key(key_file))
+        parts = {address: of for address, of in read_stores(stores_file).items() if of != part}
+        self._stores = Stores(parts)
+        self._store = RowStore(listen, keys)
+        self.port = self._store.port
+        self._store.start()
+        #: Guards what is known of the stores.
+        self._lock = threading.Lock()
+        self._context = zmq.Context()
+        self._links: LifoQueue[Link] = LifoQueue()
+        for _ in range(MOST_FETCHES):
+            self._links.put(Link(self._context, keys, self._lock))
+        #: Requests by how they got rows of others, and the bytes of these.
+        self.counts: Counter[str] = Counter(dict.fromkeys(("got", "lost", "bytes", "waited_ns"), 0))
+
+    @property
+    def part(self) -> int:
+        """See ``RowSource``."""
+        return self._part
+
+    @property
+    def given(self) -> Counter[str]:
+        """What others asked for, see ``RowStore.counts``."""
+        return self._store.counts
+
+    def hold(self, column: SharedColumn) -> None:
+        """See ``RowSource``."""
+        self._store.hold(column)
+
+    def expected_ns(self, parts: Parts, num_features: int) -> int:
+        """See ``RowSource``."""
+        return expected_ns(parts.size * num_features * _VALUE_BYTES, np.unique(parts).size)
+
+    @contextmanager
+    def asked(
+        self, of: RowsOf, nodes: Ids, parts: Parts, num_features: int
+    ) -> Iterator[Callable[[NDArray[Any], Ids], int]]:
+        """See ``RowSource``."""
+        link = self._link()
+        try:
+            wanted = Wanted(of, nodes, parts, num_features)
+            with self._lock:
+                fetch = RowFetch(
+                    self._stores, list(wanted.pieces), time.monotonic_ns(), self._patience_ns
+                )
+            try:
+                link.ask(fetch, wanted)
+
+                def arrive(target: NDArray[Any], at: Ids) -> int:
+                    began_ns = time.monotonic_ns()
+                    link.collect(fetch, wanted, target, at)
+                    waited_ns = time.monotonic_ns() - began_ns
+                    self._ended(fetch, link, waited_ns, of.graph)
+                    return waited_ns
+
+                yield arrive
+            finally:
+                with self._lock:
+                    fetch.end()
+        finally:
+            self._links.put(link)
+
+    def _link(self) -> Link:
+        try:
+            return self._links.get(timeout=_TURN_S)
+        except Empty:
+            raise NotReady(
+                f"{MOST_FETCHES} requests get features from other servers, and none ended in"
+                f" {_TURN_S:g} s"
+            ) from None
+
+    def _ended(self, fetch: RowFetch, link: Link, waited_ns: int, graph: str) -> None:
+        """Count a request's rows; raises NotReady when they are lost."""
+        received_bytes, link.received_bytes = link.received_bytes, 0
+        with self._lock:
+            self.counts["got" if fetch.lost is None else "lost"] += 1
+            self.counts["bytes"] += received_bytes
+            self.counts["waited_ns"] += waited_ns
+        if fetch.lost is not None:
+            raise NotReady(
+                f"graph '{graph}': no server gave features of part {fetch.lost.part}:"
+                f" {fetch.lost.told}"
+            )
+
+    def close(self) -> None:
+        """Give and get nothing any more. Idempotent."""
+        self._store.stop()
+        self._context.destroy(linger=0)

@@ -1,0 +1,152 @@
+"""The features of a graph that is shared out over several servers, as one of them holds them.
+
+Each server has the whole topology, the features of the nodes of its own part, and those of the hot
+nodes, which are on all servers. It gets others from where they are, while a request is prepared.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serve.graphs.columns import Column
+from serve.graphs.csr import Ids
+from serve.graphs.features import FeatureKeeper
+from serve.graphs.partition import Parts
+
+#: Place of a node whose features are not here.
+_ELSEWHERE = -1
+Places = NDArray[np.int32]
+
+
+class RowsOf(NamedTuple):
+    """What tells servers that they mean the same rows."""
+
+    graph: str
+    #: Digest of topology, parts and number of features.
+    identity: bytes
+    #: Number of changes of the features before.
+    version: int
+
+
+class RowSource(Protocol):
+    """Gets rows from the servers that hold them. Any thread may call any method."""
+
+    @property
+    def part(self) -> int:
+        """Part of the nodes whose features this server holds."""
+        ...
+
+    def asked(
+        self, of: RowsOf, nodes: Ids, parts: Parts, num_features: int
+    ) -> AbstractContextManager[Callable[[NDArray[Any], Ids], int]]:
+        """Ask for the rows of `nodes` [K], which are of `parts` [K].
+
+        Yields what waits for them and writes them to the rows `at` [K] of a target; it returns for
+        how long it waited, in ns, and raises NotReady, which names who did not give them.
+        """
+        ...
+
+    def expected_ns(self, parts: Parts, num_features: int) -> int:
+        """Return what it takes to get a row of each of the `parts` [K], as far as is known."""
+        ...
+
+    def hold(self, column: "SharedColumn") -> None:
+        """Give other servers rows of that version from now on."""
+        ...
+
+
+@dataclass(frozen=True)
+class SharedColumn(Column):
+    """A feature [N, F] of which rows are elsewhere.
+
+    What it has as a ``Column`` are the rows that are here, each in the place of a node.
+    """
+
+    #: Place of each node [N], or -1.
+    places: Places
+    #: Part of each node [N].
+    parts: Parts
+    #: Number of parts.
+    part_count: int
+    of_rows: RowsOf
+    source: RowSource
+
+    @property
+    def nbytes(self) -> int:
+        """See ``Column``."""
+        return super().nbytes + self.places.nbytes + self.parts.nbytes
+
+    def gather(self, nodes: Ids, target: NDArray[Any]) -> int:
+        """See ``Column``; raises NotReady when others did not give their rows."""
+        places = self.places[nodes]
+        away = np.flatnonzero(places == _ELSEWHERE)
+        if not away.size:
+            return super().gather(places.astype(np.int64), target)
+        missing = nodes[away]
+        parts, width = self.parts[missing], self.shape[0]
+        with self.source.asked(self.of_rows, missing, parts, width) as arrive:
+            self._gather_here(places, target)
+            return arrive(target, away)
+
+    def rehearse(self, nodes: Ids, target: NDArray[Any]) -> int:
+        """See ``Column``."""
+        places = self.places[nodes]
+        self._gather_here(places, target)
+        missing = nodes[places == _ELSEWHERE]
+        return self.source.expected_ns(self.parts[missing], self.shape[0])
+
+    def rows_here(self, nodes: Ids) -> NDArray[Any] | None:
+        """Return the rows of `nodes` [K] as they are stored; None when one of them is not here."""
+        if nodes.size and not (nodes.min() >= 0 and nodes.max() < self.places.size):
+            return None
+        places = self.places[nodes].astype(np.int64)
+        if (places == _ELSEWHERE).any():
+            return None
+        # Changed rows need not fit the smaller type of the others.
+        dtype = self.dtype if self.changed.size else self.base.dtype
+        found = np.empty((nodes.size, *self.shape), dtype)
+        super().gather(places, found)
+        return found
+
+    def updated(self, nodes: Ids, rows: NDArray[Any]) -> "SharedColumn":
+        """See ``Column``. Nodes that are added are of all parts in turn."""
+        if not nodes.size:
+            return self
+        known, places, parts = self.places.size, self.places, self.parts
+        if (count := int(nodes.max()) + 1) > known:
+            added = (np.arange(known, count) % self.part_count).astype(parts.dtype)
+            here = added == self.source.part
+            ends = np.cumsum(here) + int(places.max(initial=_ELSEWHERE))
+            parts = np.concatenate([parts, added])
+            places = np.concatenate([places, np.where(here, ends, _ELSEWHERE).astype(np.int32)])
+        at = places[nodes]
+        mine = at != _ELSEWHERE
+        held = super().updated(at[mine].astype(np.int64), rows[mine])
+        of_rows = self.of_rows._replace(version=self.of_rows.version + 1)
+        return replace(
+            self, changed=held.changed, rows=held.rows, places=places, parts=parts, of_rows=of_rows
+        )
+
+    def compacted(self, num_nodes: int, keeper: FeatureKeeper) -> "SharedColumn":
+        """See ``Column``."""
+        count = int(self.places.max(initial=_ELSEWHERE)) + 1
+        held = super().compacted(count, keeper)
+        return replace(self, base=held.base, changed=held.changed, rows=held.rows)
+
+    def _gather_here(self, places: Places, target: NDArray[Any]) -> None:
+        """Write the rows that are here; others are arbitrary."""
+        here = places != _ELSEWHERE
+        if here.any():
+            any_row = places[here.argmax()]
+            super().gather(np.where(here, places, any_row).astype(np.int64), target)
+
+
+def places_of(held: NDArray[np.bool_]) -> Places:
+    """Return the place of each node among those that are held, or -1, [N]."""
+    places = np.full(held.size, _ELSEWHERE, np.int32)
+    places[held] = np.arange(np.count_nonzero(held), dtype=np.int32)
+    return places

@@ -1,0 +1,79 @@
+"""Opens the features of a graph that is shared out: those of this server's part, and hot ones."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serve.errors import ConfigError
+from serve.graphs.columns import Column
+from serve.graphs.csr import Rows
+from serve.graphs.features import FeatureKeeper
+from serve.graphs.partition import MOST_PARTS, Parts, hottest_of
+from serve.graphs.shared_column import RowsOf, RowSource, SharedColumn, places_of
+
+
+@dataclass(frozen=True, slots=True)
+class Parting:
+    """How the features of one graph are shared out, and where the others are."""
+
+    #: File with the part of each node, as `gnnserve graph partition --out` writes it.
+    parts_file: Path
+    #: Share of the nodes whose features are on every server: those with most out-edges.
+    hot_share: float
+    source: RowSource
+
+
+def shared_out(
+    name: str, rows: Rows, x: NDArray[Any], keeper: FeatureKeeper, parting: Parting
+) -> SharedColumn:
+    """Return the features [N, F] of which only those that belong here are read.
+
+    `rows` has the in-neighbours of all nodes, which are the same on every server. Raises
+    ConfigError.
+    """
+    where = f"graph '{name}'"
+    if x.ndim != 2:
+        raise ConfigError(f"{where}: array 'x': [N, F] wanted, got {list(x.shape)}")
+    parts = read_parts(parting.parts_file, len(x))
+    part, count = parting.source.part, int(parts.max()) + 1
+    if part >= count:
+        raise ConfigError(
+            f"{where}: cluster.rows.part is {part}, and {parting.parts_file} has parts 0 to"
+            f" {count - 1}"
+        )
+    here = (parts == part) | hottest_of(rows.values, len(x), parting.hot_share)
+    kept = keeper.kept(np.asarray(x[here]), f"{where}, features of part {part}")
+    held = Column.of(kept, "float32")
+    of_rows = RowsOf(name, _identity(rows, parts, x.shape[1]), 0)
+    found = SharedColumn(
+        held.base, held.changed, held.rows, places_of(here), parts, count, of_rows, parting.source
+    )
+    parting.source.hold(found)
+    return found
+
+
+def read_parts(file: Path, num_nodes: int) -> Parts:
+    """Return the part of each node, [N], from an .npy file of integers; raises ConfigError."""
+    try:
+        found = np.load(file, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file}: not a readable array: {error}") from error
+    if not isinstance(found, np.ndarray) or found.dtype.kind not in "iu":
+        raise ConfigError(f"{file}: integers [N] wanted, the part of each node")
+    if found.shape != (num_nodes,):
+        raise ConfigError(f"{file}: parts {list(found.shape)} for a graph of {num_nodes} nodes")
+    if found.min() < 0 or found.max() >= MOST_PARTS:
+        raise ConfigError(f"{file}: parts are 0 to {MOST_PARTS - 1}, it has {found.max()}")
+    return found.astype(np.uint16)
+
+
+def _identity(rows: Rows, parts: Parts, num_features: int) -> bytes:
+    """Return what differs between servers that read other files."""
+    digest = hashlib.blake2b(str(num_features).encode(), digest_size=16)
+    for array in (rows.starts, rows.values, parts):
+        digest.update(np.ascontiguousarray(array).view(np.uint8).data)
+    return digest.digest()

@@ -1,0 +1,63 @@
+"""Servers that share out a small graph, in one process, and one that has all of it."""
+
+from contextlib import ExitStack, contextmanager
+
+import numpy as np
+
+from bench.kit.servers import free_ports
+from serve.cluster.shared_rows import SharedRows
+from serve.graphs.load import GraphParts, OpenOptions, held
+from serve.graphs.sharing import Parting
+
+NODES, EDGES, FEATURES = 60, 400, 5
+#: Longer than any stop of a busy machine.
+PATIENT_MS = 10_000
+
+
+def parts_of_graph(num_nodes=NODES, kind=np.float32):
+    """Return a random graph; its features are stored as `kind`."""
+    rng = np.random.default_rng(3)
+    x = rng.standard_normal((num_nodes, FEATURES)).astype(np.float32)
+    if kind is np.uint8:
+        x = rng.integers(0, 255, (num_nodes, FEATURES)).astype(np.float32)
+    return GraphParts(num_nodes, rng.integers(0, num_nodes, (2, EDGES)), x, "made")
+
+
+def opened(parts, options):
+    return held("made", parts, options, lambda step, share: None)
+
+
+class Cluster:
+    """Servers of a graph in `count` parts, `replicas` of each part."""
+
+    def __init__(
+        self, folder, count, *, replicas=1, hot=0.0, key=None, patience_ms=PATIENT_MS,
+        dtype="float32", graph=None,
+    ):  # fmt: skip
+        graph = graph or parts_of_graph()
+        parts_file, stores = folder / "parts.npy", folder / "stores"
+        parts = np.random.default_rng(1).permutation(np.arange(graph.num_nodes) % count)
+        np.save(parts_file, parts.astype(np.uint16))
+        ports = free_ports(count * replicas)
+        stores.write_text("".join(f"127.0.0.1:{p} {n % count}\n" for n, p in enumerate(ports)))
+        self.parts = parts
+        self.addresses = [f"127.0.0.1:{port}" for port in ports]
+        self.rows, self.graphs = [], []
+        for number, address in enumerate(self.addresses):
+            rows = SharedRows(number % count, address, stores, key, patience_ms)
+            self.rows.append(rows)
+            options = OpenOptions(feature_dtype=dtype, parting=Parting(parts_file, hot, rows))
+            self.graphs.append(opened(graph, options))
+        self.whole = opened(graph, OpenOptions(feature_dtype=dtype))
+
+    def close(self):
+        for rows in self.rows:
+            rows.close()
+
+
+@contextmanager
+def cluster(*arguments, **options):
+    with ExitStack() as stack:
+        found = Cluster(*arguments, **options)
+        stack.callback(found.close)
+        yield found

@@ -1,0 +1,263 @@
+"""Features that several servers share out: the same to the bit, and what happens without one."""
+
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+zmq = pytest.importorskip("zmq", reason="ZeroMQ is not installed: pip install 'gnnserve[cluster]'")
+
+from bench.kit.waiting import PATIENCE_S, wait_for  # noqa: E402
+from serve.cluster import row_link, row_wire  # noqa: E402
+from serve.cluster.row_wire import Keys, read_stores  # noqa: E402
+from serve.errors import ConfigError, NotReady  # noqa: E402
+from serve.graphs.load import OpenOptions  # noqa: E402
+from serve.graphs.sharing import Parting  # noqa: E402
+from tests.cluster.sharing import NODES, cluster, opened, parts_of_graph  # noqa: E402
+
+ALL = np.arange(NODES)
+KEY = "a-key-of-the-servers"
+
+
+@pytest.fixture(scope="module", params=[2, 3, 5])
+def servers(request, tmp_path_factory):
+    with cluster(tmp_path_factory.mktemp("servers"), request.param) as found:
+        yield found
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@given(
+    ids=st.lists(st.integers(0, NODES - 1), min_size=1, max_size=20),
+    fanouts=st.lists(st.sampled_from([-1, 1, 2, 5]), min_size=1, max_size=3),
+    seed=st.integers(0, 2**64 - 1),
+)
+def test_every_server_samples_and_gathers_what_one_of_all_does(servers, ids, fanouts, seed):
+    ids = np.array(ids, np.int64)
+    found = [sampled(graph.snapshot, ids, fanouts, seed) for graph in servers.graphs]
+    nodes, edges, features = sampled(servers.whole.snapshot, ids, fanouts, seed)
+    for its_nodes, its_edges, its_features in found:
+        np.testing.assert_array_equal(its_nodes, nodes)
+        np.testing.assert_array_equal(its_edges, edges)
+        assert its_features.tobytes() == features.tobytes()
+
+
+def sampled(snapshot, ids, fanouts, seed):
+    sample = snapshot.sample(ids, fanouts, seed)
+    nodes, edges = np.empty(sample.num_nodes, np.int64), np.empty((2, sample.num_edges), np.int64)
+    sample.write_nodes(nodes)
+    sample.write_edges(edges, False)
+    return nodes, edges, snapshot.features(nodes)
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [(np.float32, "float16"), (np.uint8, "float32")])
+def test_features_travel_as_they_are_stored(tmp_path, kind, dtype):
+    with cluster(tmp_path, 2, dtype=dtype, graph=parts_of_graph(kind=kind)) as two:
+        held = two.graphs[0].snapshot
+        assert held.x.dtype.itemsize < 4
+        np.testing.assert_array_equal(held.features(ALL), two.whole.snapshot.features(ALL))
+        there = np.count_nonzero(two.parts == 1)
+        assert two.rows[0].counts["bytes"] == two.rows[1].given["bytes"]
+        assert two.rows[0].counts["bytes"] == there * held.x.shape[1] * held.x.dtype.itemsize
+
+
+def test_a_server_holds_its_part_and_what_is_hot(tmp_path):
+    with cluster(tmp_path, 3, hot=0.1) as three:
+        held = three.graphs[0].snapshot
+        hot = NODES // 10
+        mine = np.count_nonzero(three.parts == 0)
+        assert mine <= len(held.x) <= mine + hot
+        degrees = np.bincount(three.whole.snapshot.edges()[0], minlength=NODES)
+        hottest = np.argsort(-degrees, kind="stable")[:hot]
+        held.features(hottest)
+        assert three.rows[0].counts["got"] == 0
+        np.testing.assert_array_equal(held.features(ALL), three.whole.snapshot.features(ALL))
+        assert three.rows[0].counts["got"] == 1
+
+
+def test_rows_of_more_than_one_message_are_asked_for_piece_by_piece(servers, monkeypatch):
+    monkeypatch.setattr(row_link, "PIECE_BYTES", 3 * 5 * 4)
+    before = [rows.given["given"] for rows in servers.rows]
+    found = servers.graphs[0].snapshot.features(ALL)
+    np.testing.assert_array_equal(found, servers.whole.snapshot.features(ALL))
+    for part, rows in enumerate(servers.rows[1:], start=1):
+        there = np.count_nonzero(servers.parts == part)
+        assert rows.given["given"] - before[part] == -(-there // 3)
+
+
+def test_many_requests_at_once_each_get_their_own_rows(servers):
+    wrong, whole = [], servers.whole.snapshot
+
+    def ask(seed):
+        rng = np.random.default_rng(seed)
+        for _ in range(20):
+            nodes = rng.integers(0, NODES, 30)
+            graph = servers.graphs[seed % len(servers.graphs)]
+            if (graph.snapshot.features(nodes) != whole.features(nodes)).any():
+                wrong.append(seed)
+
+    threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert not wrong
+    assert all(rows.counts["lost"] == 0 for rows in servers.rows)
+
+
+def test_without_a_server_requests_that_need_it_fail_at_once_and_name_it(tmp_path):
+    with cluster(tmp_path, 3) as three:
+        held = three.graphs[0].snapshot
+        held.features(ALL)
+        three.rows[2].close()
+        lost = r"graph 'made': no server gave features of part 2: "
+        # Who ends is not waited for, as who is silent would be.
+        with pytest.raises(NotReady, match=lost + f"{three.addresses[2]} ended the connection"):
+            held.features(ALL)
+        others = np.flatnonzero(three.parts != 2)
+        expected = three.whole.snapshot.features(others)
+        np.testing.assert_array_equal(held.features(others), expected)
+        assert three.rows[0].counts["lost"] == 1
+
+
+def test_with_a_replica_no_request_fails(tmp_path):
+    with cluster(tmp_path, 2, replicas=2) as four:
+        held, expected = four.graphs[0].snapshot, four.whole.snapshot.features(ALL)
+        for _ in range(4):
+            held.features(ALL)
+        four.rows[1].close()
+        for _ in range(20):
+            np.testing.assert_array_equal(held.features(ALL), expected)
+        assert four.rows[0].counts["lost"] == 0
+        assert four.rows[3].given["given"] >= 20
+
+
+def test_a_server_that_is_silent_is_waited_for_no_longer_than_configured(tmp_path):
+    with cluster(tmp_path, 2, patience_ms=80) as two, socket_that_says(two, 1, None):
+        with pytest.raises(NotReady, match="did not answer in time"):
+            two.graphs[0].snapshot.features(ALL)
+
+
+@pytest.mark.parametrize("said", [[b""], [b"junk", b""], [b"\x93\x01\xa7float32\xa0", b"short"]])
+def test_a_broken_server_harms_only_requests_that_need_it(tmp_path, said):
+    with cluster(tmp_path, 3) as three, socket_that_says(three, 1, said):
+        with pytest.raises(NotReady, match=r"part 1: 127\.0\.0\.1:\d+ sent "):
+            three.graphs[0].snapshot.features(ALL)
+        others = np.flatnonzero(three.parts != 1)
+        three.graphs[0].snapshot.features(others)
+
+
+class socket_that_says:  # noqa: N801
+    """Takes the place of a server: sends the frames to whoever asks, None to say nothing."""
+
+    def __init__(self, servers, number, frames):
+        servers.rows[number].close()
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.bind(f"tcp://{servers.addresses[number]}")
+        self._frames = frames
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self):
+        while True:
+            try:
+                identity, *_ = self._socket.recv_multipart()
+            except zmq.ZMQError:
+                return
+            if identity == b"end":
+                return
+            if self._frames is not None:
+                self._socket.send_multipart([identity, *self._frames])
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        end = self._context.socket(zmq.DEALER)
+        end.identity = b"end"
+        end.connect(self._socket.last_endpoint)
+        end.send(b"")
+        self._thread.join(PATIENCE_S)
+        self._context.destroy(linger=0)
+
+
+def test_only_servers_with_the_key_are_heard(tmp_path):
+    key = tmp_path / "key"
+    key.write_text(KEY)
+    with cluster(tmp_path, 2, key=key) as two:
+        found = two.graphs[0].snapshot.features(ALL)
+        np.testing.assert_array_equal(found, two.whole.snapshot.features(ALL))
+        with zmq.Context() as context:
+            for keys in (None, Keys.of("another-key-of-servers"), own_keys_but(KEY)):
+                asker = context.socket(zmq.DEALER)
+                row_wire.secure(asker, keys, listens=False)
+                if keys is not None:
+                    asker.curve_serverkey = Keys.of(KEY).public
+                asker.connect(f"tcp://{two.addresses[1]}")
+                asker.send_multipart([b"", b""])
+                assert not asker.poll(200)
+                asker.close(0)
+        assert two.rows[1].given["refused"] == 0
+        two.graphs[0].snapshot.features(ALL)
+
+
+def own_keys_but(shared):
+    """Return a pair of keys that is another than the servers', who know theirs."""
+    public, secret = zmq.curve_keypair()
+    assert public != Keys.of(shared).public
+    return Keys(public, secret)
+
+
+def test_whatever_is_sent_the_server_goes_on(tmp_path):
+    with cluster(tmp_path, 2) as two, zmq.Context() as context:
+        asker = context.socket(zmq.DEALER)
+        asker.connect(f"tcp://{two.addresses[1]}")
+        for frames in ([b""], [b"junk", b""], [b"\x90", b""], [b"\x94\x01\xa1g\xc4\x00\x00", b"odd"]):
+            asker.send_multipart(frames)
+        wait_for(lambda: two.rows[1].given["refused"] == 4, "all to be refused")
+        asker.close(0)
+        two.graphs[0].snapshot.features(ALL)
+
+
+def test_servers_of_other_graphs_are_told_apart(tmp_path):
+    with cluster(tmp_path, 2) as two:
+        parting = Parting(tmp_path / "parts.npy", 0.0, two.rows[1])
+        other = parts_of_graph()
+        other.edge_index[0, 0] ^= 1
+        opened(other, OpenOptions(parting=parting))
+        with pytest.raises(NotReady, match="holds another graph 'made', or other parts of it"):
+            two.graphs[0].snapshot.features(ALL)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("127.0.0.1:1", "stores:1: expected host:port and the number of a part"),
+        ("# none", "0 servers, expected 1 to 256"),
+        ("a:1 0\na:1 1", "stores:2: a:1 is named twice"),
+    ],
+)
+def test_a_wrong_file_of_servers_is_refused(tmp_path, content, told):
+    file = tmp_path / "stores"
+    file.write_text(content)
+    with pytest.raises(ConfigError, match=told):
+        read_stores(file)
+
+
+@pytest.mark.parametrize(
+    ("parts", "told"),
+    [
+        (np.zeros(3, np.int64), r"parts \[3\] for a graph of 60 nodes"),
+        (np.full(NODES, -1), "it has -1"),
+        (np.zeros(NODES), "integers"),
+        (np.zeros(NODES, np.int64), r"cluster\.rows\.part is 1, and .* has parts 0 to 0"),
+    ],
+)
+def test_wrong_parts_are_refused(tmp_path, parts, told):
+    with cluster(tmp_path, 2) as two:
+        np.save(tmp_path / "wrong.npy", parts)
+        parting = Parting(tmp_path / "wrong.npy", 0.0, two.rows[1])
+        with pytest.raises(ConfigError, match=told):
+            opened(parts_of_graph(), OpenOptions(parting=parting))
