@@ -15,9 +15,9 @@ from serve.cluster.row_wire import (
     DTYPES,
     MOST_ID_BYTES,
     PIECE_BYTES,
-    Asked,
-    Given,
     Keys,
+    RowsAsked,
+    RowsGiven,
     secure,
 )
 from serve.core.cluster.rows import RowFetch, Store
@@ -70,17 +70,18 @@ class Link:
         for store in list(self._sockets):
             self._drop(store)
 
-    def ask(self, fetch: RowFetch, wanted: "Wanted") -> None:
+    def ask(self, fetch: RowFetch, wanted: "WantedRows") -> None:
         """Ask whom `fetch` names, without waiting; `collect` does the rest."""
         for part in wanted.pieces:
             self._send(fetch, wanted, part)
 
-    def collect(self, fetch: RowFetch, wanted: "Wanted", target: NDArray[Any], at: Ids) -> None:
+    def collect(self, fetch: RowFetch, wanted: "WantedRows", target: NDArray[Any], at: Ids) -> None:
         """Write the rows to the rows `at` of `target` as they come, until `fetch` is done."""
         while not fetch.done:
             now_ns = time.monotonic_ns()
             for part in fetch.overdue(now_ns):
-                self._failed(fetch, wanted, part, "did not answer in time", now_ns)
+                told = "did not answer" if wanted.pieces[part].number else "could not be reached"
+                self._failed(fetch, wanted, part, f"{told} in time", now_ns)
             if fetch.done:
                 return
             self._wait(fetch, wanted, now_ns)
@@ -97,7 +98,7 @@ class Link:
                 else:
                     self._receive(fetch, wanted, part, socket, target, at, now_ns)
 
-    def _wait(self, fetch: RowFetch, wanted: "Wanted", now_ns: int) -> None:
+    def _wait(self, fetch: RowFetch, wanted: "WantedRows", now_ns: int) -> None:
         """Wait until a socket can do what is wanted of it, or it is time to look."""
         poller = zmq.Poller()
         for part, piece in wanted.pieces.items():
@@ -106,14 +107,14 @@ class Link:
         left_ms = math.ceil((fetch.wake_ns - now_ns) / 1e6)
         poller.poll(max(0, min(_LOOK_MS, left_ms)))
 
-    def _send(self, fetch: RowFetch, wanted: "Wanted", part: int) -> None:
+    def _send(self, fetch: RowFetch, wanted: "WantedRows", part: int) -> None:
         """Ask for the next piece of a part, unless there is no connection yet."""
         store = fetch.asked(part)
         if store is None:
             return
         piece = wanted.pieces[part]
         number = self._numbers + 1
-        head = Asked(number, *wanted.of_rows)
+        head = RowsAsked(number, *wanted.of_rows)
         ids = wanted.nodes[piece.at[piece.begin : piece.end]]
         try:
             self._socket(store).send_multipart(
@@ -128,7 +129,7 @@ class Link:
         self._numbers = piece.number = number
 
     def _receive(
-        self, fetch: RowFetch, wanted: "Wanted", part: int, socket: "zmq.Socket[bytes]",
+        self, fetch: RowFetch, wanted: "WantedRows", part: int, socket: "zmq.Socket[bytes]",
         target: NDArray[Any], at: Ids, now_ns: int,
     ) -> None:  # fmt: skip
         piece = wanted.pieces[part]
@@ -138,7 +139,7 @@ class Link:
             except zmq.Again:
                 return
             try:
-                given = msgspec.msgpack.decode(head.buffer, type=Given)
+                given = msgspec.msgpack.decode(head.buffer, type=RowsGiven)
             except msgspec.MsgspecError:
                 self._failed(fetch, wanted, part, "sent what is no answer", now_ns)
                 return
@@ -161,7 +162,9 @@ class Link:
             with self._lock:
                 fetch.answered(part)
 
-    def _failed(self, fetch: RowFetch, wanted: "Wanted", part: int, told: str, now_ns: int) -> None:
+    def _failed(
+        self, fetch: RowFetch, wanted: "WantedRows", part: int, told: str, now_ns: int
+    ) -> None:
         """Tell of a store's failure, leave its connection, and ask who is next."""
         store = fetch.asked(part)
         assert store is not None
@@ -190,7 +193,7 @@ class Link:
             socket.close(0)
 
 
-class Wanted:
+class WantedRows:
     """The rows that a request needs of others, by part."""
 
     def __init__(self, of_rows: RowsOf, nodes: Ids, parts: Parts, num_features: int) -> None:
@@ -214,7 +217,7 @@ class Wanted:
         piece.number = 0
 
 
-def _rows(given: Given, frames: list[zmq.Frame], count: int, width: int) -> NDArray[Any] | None:
+def _rows(given: RowsGiven, frames: list[zmq.Frame], count: int, width: int) -> NDArray[Any] | None:
     """Return the rows of an answer [count, width]; None when it has others."""
     if len(frames) != 1 or given.dtype not in DTYPES:
         return None

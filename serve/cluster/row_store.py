@@ -11,7 +11,7 @@ import zmq
 from numpy.typing import NDArray
 from zmq.utils import z85
 
-from serve.cluster.row_wire import MOST_BYTES, MOST_ID_BYTES, Asked, Given, Keys, secure
+from serve.cluster.row_wire import MOST_BYTES, MOST_ID_BYTES, Keys, RowsAsked, RowsGiven, secure
 from serve.errors import ConfigError
 from serve.graphs.shared_column import SharedColumn
 
@@ -105,24 +105,24 @@ class RowStore:
         identity, *frames = self._socket.recv_multipart()
         try:
             head, ids = frames
-            asked = msgspec.msgpack.decode(head, type=Asked)
+            asked = msgspec.msgpack.decode(head, type=RowsAsked)
         except (ValueError, msgspec.MsgspecError):
             self.counts["refused"] += 1
             return
         found = self._rows(asked, ids)
         if isinstance(found, str):
             self.counts["refused"] += 1
-            given = msgspec.msgpack.encode(Given(asked.number, "", found))
+            given = msgspec.msgpack.encode(RowsGiven(asked.number, "", found))
             self._socket.send_multipart([identity, given, b""])
             return
         self.counts["given"] += 1
         self.counts["rows"] += len(found)
         self.counts["bytes"] += found.nbytes
-        given = msgspec.msgpack.encode(Given(asked.number, found.dtype.name))
+        given = msgspec.msgpack.encode(RowsGiven(asked.number, found.dtype.name))
         message: list[bytes | memoryview] = [identity, given, found.data]
         self._socket.send_multipart(message, copy=found.nbytes <= _COPIED_BYTES)
 
-    def _rows(self, asked: Asked, ids: bytes) -> NDArray[Any] | str:
+    def _rows(self, asked: RowsAsked, ids: bytes) -> NDArray[Any] | str:
         """Return the rows that are asked for, or why there are none."""
         if len(ids) % _ID_BYTES or len(ids) > MOST_ID_BYTES:
             return f"was sent {len(ids)} bytes of ids"

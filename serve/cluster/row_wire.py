@@ -28,7 +28,7 @@ MOST_STORES, _MOST_FILE_BYTES = 256, 1 << 16
 _HANDSHAKE_MS = 1000
 
 
-class Asked(msgspec.Struct, frozen=True, array_like=True):
+class RowsAsked(msgspec.Struct, frozen=True, array_like=True):
     """Head of a message that asks for rows; their ids follow, int64."""
 
     #: Chosen by who asks, and comes back with the answer.
@@ -38,7 +38,7 @@ class Asked(msgspec.Struct, frozen=True, array_like=True):
     version: int
 
 
-class Given(msgspec.Struct, frozen=True, array_like=True):
+class RowsGiven(msgspec.Struct, frozen=True, array_like=True):
     """Head of its answer; the rows follow."""
 
     number: int

@@ -17,7 +17,7 @@ import zmq
 from numpy.typing import NDArray
 
 from serve.access.front_stamps import read_key
-from serve.cluster.row_link import Link, Wanted
+from serve.cluster.row_link import Link, WantedRows
 from serve.cluster.row_store import RowStore
 from serve.cluster.row_wire import Keys, read_stores
 from serve.core.cluster.rows import RowFetch, Stores, expected_ns
@@ -25,6 +25,7 @@ from serve.errors import NotReady
 from serve.graphs.csr import Ids
 from serve.graphs.partition import Parts
 from serve.graphs.shared_column import RowsOf, SharedColumn
+from serve.obs.scraped import RowCounts
 
 #: Requests that get rows at once, each over connections of its own; and how long others wait.
 MOST_FETCHES, _TURN_S = 32, 1.0
@@ -69,6 +70,20 @@ class SharedRows:
         """See ``RowSource``."""
         return self._part
 
+    def told(self) -> RowCounts:
+        """Return what was exchanged until now, for metrics."""
+        given = self._store.counts
+        with self._lock:
+            mine = dict(self.counts)
+        return RowCounts(
+            got=mine["got"],
+            lost=mine["lost"],
+            got_bytes=mine["bytes"],
+            waited_ns=mine["waited_ns"],
+            given_bytes=given["bytes"],
+            refused=given["refused"],
+        )
+
     @property
     def given(self) -> Counter[str]:
         """What others asked for, see ``RowStore.counts``."""
@@ -89,7 +104,7 @@ class SharedRows:
         """See ``RowSource``."""
         link = self._link()
         try:
-            wanted = Wanted(of, nodes, parts, num_features)
+            wanted = WantedRows(of, nodes, parts, num_features)
             with self._lock:
                 fetch = RowFetch(
                     self._stores, list(wanted.pieces), time.monotonic_ns(), self._patience_ns

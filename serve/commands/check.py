@@ -199,7 +199,7 @@ def _wrong_graphs(config: Config, report: CheckReport) -> Iterator[str]:
     """Yield a problem for each graph whose file or folder does not exist; list every graph."""
     for index, graph in enumerate(config.graph):
         source = graph.dataset
-        for key, value in (("file", graph.file), ("folder", graph.folder)):
+        for key, value in (("file", graph.file), ("folder", graph.folder), ("parts", graph.parts)):
             if value is not None and not config.path(value).exists():
                 yield f"graph[{index}].{key}: {config.path(value)}: no such file or folder"
             elif key == "file" and value is not None:

@@ -177,7 +177,10 @@ class Application:
                 )
                 undo.callback(journal.close)
             cache = calibration_cache(config, device)
-            self._engine = Engine(config, device, sink.put, cache, journal)
+            rows = _shared_rows(config)
+            if rows is not None:
+                undo.callback(rows.close)
+            self._engine = Engine(config, device, sink.put, cache, journal, rows)
             undo.callback(self._engine.stop)
             listener = listening_socket(server.host, server.http_port)
             undo.callback(listener.close)
@@ -235,10 +238,6 @@ class Application:
                 self._engine.moving.moves = elsewhere.better
                 self._rpc.pass_on(elsewhere)
                 self._watched.append(WatchedFiles((elsewhere.file,), elsewhere.reload))
-            rows = _shared_rows(config)
-            if rows is not None:
-                undo.callback(rows.close)
-                self._engine.share_rows(rows)
             if certificates is not None:
                 self._watched.append(certificates.watched)
             watcher = FileWatcher(*self._watched)
@@ -256,6 +255,7 @@ class Application:
                     front=self._rpc.front,
                     ways=self._rpc.ways,
                     passed_on=None if elsewhere is None else elsewhere.counts,
+                    rows=None if rows is None else rows.told(),
                     rest_restarts=None if self._gateway is None else self._gateway.restarts,
                     lines_left_out=self.printed.left_out,
                     traces=None if tracer is None else tracer.totals,

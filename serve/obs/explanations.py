@@ -25,8 +25,10 @@ CAUSES = {
         "more machines, or fewer requests at the peak: no scheduling order would suffice",
     ),
     "network": (
-        "was in time from its arrival at the server, and was not from its arrival at the front",
-        "a faster network, clocks that agree, a client that sends to the servers itself",
+        "was in time from its arrival at the server and not from its arrival at the front, or "
+        "waited for features that other servers hold",
+        "a faster network, clocks that agree, a client that sends to the servers itself; features "
+        "of hot nodes on every server",
     ),
 }
 

@@ -70,6 +70,20 @@ class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
         return sum(reserved_bytes for _, reserved_bytes in self.memory_bytes)
 
 
+class RowCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a server got of features that others hold, and gave to others."""
+
+    #: Requests that got all that they needed, and that did not.
+    got: int
+    lost: int
+    got_bytes: int
+    #: For how long requests waited in all.
+    waited_ns: int
+    given_bytes: int
+    #: Messages of others that were refused.
+    refused: int
+
+
 class PortSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """State of the gRPC port at one moment."""
 
@@ -87,6 +101,9 @@ class PortSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     ways: Mapping[str, int] = {}
     #: Requests that had better been elsewhere, by what came of it; None where no others are known.
     passed_on: Mapping[str, int] | None = None
+    #: Requests that got features from other servers, by outcome, and what they took; None where no
+    #: graph is shared out.
+    rows: "RowCounts | None" = None
     #: New starts of the HTTP gateway; None for a server without it.
     rest_restarts: int | None = None
     #: Lines printed by models and processes that the log did not get.
@@ -282,6 +299,8 @@ class PortState(Collector):
             for outcome, count in now.passed_on.items():
                 passed_on.add_metric([outcome], count)
             yield passed_on
+        if now.rows is not None:
+            yield from _rows(now.rows)
         yield CounterMetricFamily(
             "gnnserve_own_calls",
             "Requests that the server has sent itself at its start, in no report",
@@ -321,3 +340,29 @@ class PortState(Collector):
             yield CounterMetricFamily(
                 "gnnserve_rest_restarts", "New starts of the HTTP gateway", value=now.rest_restarts
             )
+
+
+def _rows(rows: RowCounts) -> Iterator[Metric]:
+    """Yield what was exchanged with other servers of graphs that are shared out."""
+    requests = CounterMetricFamily(
+        "gnnserve_rows_requests",
+        "Requests that needed features that other servers hold, by outcome",
+        labels=("outcome",),
+    )
+    for outcome, count in (("got", rows.got), ("lost", rows.lost)):
+        requests.add_metric([outcome], count)
+    yield requests
+    sent = CounterMetricFamily(
+        "gnnserve_rows_bytes", "Bytes of features of other servers, by way", labels=("way",)
+    )
+    for way, count in (("got", rows.got_bytes), ("given", rows.given_bytes)):
+        sent.add_metric([way], count)
+    yield sent
+    yield CounterMetricFamily(
+        "gnnserve_rows_wait_seconds",
+        "Time for which requests waited for features of other servers",
+        value=rows.waited_ns / 1e9,
+    )
+    yield CounterMetricFamily(
+        "gnnserve_rows_refused", "Messages of other servers that were refused", value=rows.refused
+    )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from serve.config import Config
 from serve.core.events import LimitsChanged
 from serve.errors import ConfigError
+from serve.graphs.shared_column import RowSource
 from serve.ipc.shared_pool import SharedPool
 from serve.models.cache import CalibrationCache
 from serve.obs.journal import JournalWriter
@@ -85,9 +86,11 @@ def assemble(
     sink: Callable[[RequestRecord], None],
     cache: CalibrationCache,
     journal: JournalWriter | None,
+    rows: RowSource | None,
 ) -> EngineParts:
     """Make all parts; nothing is started. `sink` gets the records of answered requests.
 
+    `rows` has the features of other servers; None where no graph is shared out.
     Raises ConfigError when the device has nothing that training could take.
     """
     if config.training.workers and device.places:
@@ -130,6 +133,7 @@ def assemble(
         device.budget_bytes if graphs_count else None,
         graphs_changed,
         hot_budget_bytes=0 if graphs_count else device.budget_bytes,
+        rows=rows,
     )
     node_requests = NodeRequests(graphs)
     # What jobs may take is no part of what requests may.

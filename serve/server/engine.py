@@ -62,8 +62,9 @@ class Engine:
         sink: Callable[[RequestRecord], None],
         cache: CalibrationCache,
         journal: JournalWriter | None = None,
+        rows: RowSource | None = None,
     ) -> None:
-        parts = assemble(config, device, sink, cache, journal)
+        parts = assemble(config, device, sink, cache, journal, rows)
         self._config = config
         self._sink = sink
         self._parts = parts
@@ -96,10 +97,6 @@ class Engine:
             lambda: parts.catalogue.entries, self._idle_s, timed.why_due, timed.complete
         )
         self._leaving = self._draining = self._stopped = False
-
-    def share_rows(self, source: RowSource) -> None:
-        """Get features of graphs that are shared out from `source`; before `start`."""
-        self._graphs.rows = source
 
     # --- life ---------------------------------------------------------------------------
 

@@ -59,12 +59,14 @@ class GraphStore:
         changed: Callable[[], None],
         *,
         hot_budget_bytes: int = 0,
+        rows: RowSource | None = None,
     ) -> None:
         """Hold no graph yet, see `open`; `changed` is called when `held_bytes` may have changed.
 
         `budget_bytes` is the device's memory, None when graphs do not lie in it: the host then
         holds them, lanes reach the features through `tables`, and each device may keep hot sets
-        within `hot_budget_bytes`.
+        within `hot_budget_bytes`. `rows` has the features that are not here; None where no graph is
+        shared out.
         """
         self._config = config
         self._budget_bytes = budget_bytes
@@ -74,8 +76,7 @@ class GraphStore:
         #: Those whose features devices may gather themselves.
         self._plain: dict[str, ResidentGraph] = {}
         self.tables = FeatureTables(self._plain)
-        #: Where features are that are not here; None: no graph is shared out.
-        self.rows: RowSource | None = None
+        self._rows = rows
 
     @property
     def held_bytes(self) -> int:
@@ -186,9 +187,9 @@ class GraphStore:
             shared=self._budget_bytes is None,
         )
         if config.parts is not None:
-            if self.rows is None:
+            if self._rows is None:
                 raise ConfigError(f"graph '{config.name}': parts: cluster.rows.listen is missing")
-            parting = Parting(self._config.path(config.parts), config.hot_share, self.rows)
+            parting = Parting(self._config.path(config.parts), config.hot_share, self._rows)
             # Only what belongs here is read into memory.
             options = replace(options, map_above_bytes=0, shared=False, parting=parting)
         if config.file is not None:

@@ -122,7 +122,7 @@ def _run_record(
     estimate, exposed_ns = task.estimate, when.prepare_exposed_ns
     quet_ns, latency_ns = when.launched_ns - when.arrived_ns, answered_ns - task.arrived_ns
     queue_ns, run_ns = quet_ns - exposed_ns, usage.run_ns - when.suspended_ns
-    cause = violation_cause(task, outcome, answered_ns, call.front_ns)
+    cause = violation_cause(task, outcome, answered_ns, call.front_ns, ticket.inputs.network_ns)
     return RequestRecord(
         request_uid=ticket.request_uid,
         client_id=call.client_id,

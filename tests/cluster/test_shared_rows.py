@@ -134,21 +134,24 @@ def test_with_a_replica_no_request_fails(tmp_path):
 
 
 def test_a_server_that_is_silent_is_waited_for_no_longer_than_configured(tmp_path):
-    with cluster(tmp_path, 2, patience_ms=80) as two, socket_that_says(two, 1, None):
-        with pytest.raises(NotReady, match="did not answer in time"):
-            two.graphs[0].snapshot.features(ALL)
+    with (
+        cluster(tmp_path, 2, patience_ms=80) as two,
+        SocketThatSays(two, 1, None),
+        pytest.raises(NotReady, match=r"(did not answer|could not be reached) in time"),
+    ):
+        two.graphs[0].snapshot.features(ALL)
 
 
 @pytest.mark.parametrize("said", [[b""], [b"junk", b""], [b"\x93\x01\xa7float32\xa0", b"short"]])
 def test_a_broken_server_harms_only_requests_that_need_it(tmp_path, said):
-    with cluster(tmp_path, 3) as three, socket_that_says(three, 1, said):
+    with cluster(tmp_path, 3) as three, SocketThatSays(three, 1, said):
         with pytest.raises(NotReady, match=r"part 1: 127\.0\.0\.1:\d+ sent "):
             three.graphs[0].snapshot.features(ALL)
         others = np.flatnonzero(three.parts != 1)
         three.graphs[0].snapshot.features(others)
 
 
-class socket_that_says:  # noqa: N801
+class SocketThatSays:
     """Takes the place of a server: sends the frames to whoever asks, None to say nothing."""
 
     def __init__(self, servers, number, frames):
@@ -214,7 +217,8 @@ def test_whatever_is_sent_the_server_goes_on(tmp_path):
     with cluster(tmp_path, 2) as two, zmq.Context() as context:
         asker = context.socket(zmq.DEALER)
         asker.connect(f"tcp://{two.addresses[1]}")
-        for frames in ([b""], [b"junk", b""], [b"\x90", b""], [b"\x94\x01\xa1g\xc4\x00\x00", b"odd"]):
+        odd = [b"\x94\x01\xa1g\xc4\x00\x00", b"odd"]
+        for frames in ([b""], [b"junk", b""], [b"\x90", b""], odd):
             asker.send_multipart(frames)
         wait_for(lambda: two.rows[1].given["refused"] == 4, "all to be refused")
         asker.close(0)

@@ -80,3 +80,20 @@ def test_the_network_is_blamed_for_what_was_in_time_from_its_arrival_here_alone(
     assert violation_cause(TASK, outcome, answered_ns, front_ns=5 * MS + 1) == "network"
     late = ending(queue=13 * MS)
     assert violation_cause(TASK, late, late.timeline.finished_ns, front_ns=MS) == "queue"
+
+
+@pytest.mark.parametrize(
+    ("facts", "rows_ns", "cause"),
+    [
+        ({"exposed": 13 * MS}, 7 * MS, "network"),
+        ({"exposed": 13 * MS}, 6 * MS, "prepare"),
+        ({"queue": 13 * MS, "exposed": MS}, MS, "queue"),
+        ({"exposed": MS}, MS, None),
+    ],
+)
+def test_the_network_is_blamed_where_most_of_the_preparation_was_waiting_for_others(
+    facts, rows_ns, cause
+):
+    late = ending(**facts)
+    found = violation_cause(TASK, late, late.timeline.finished_ns, rows_ns=rows_ns)
+    assert found == cause

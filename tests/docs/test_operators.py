@@ -152,6 +152,10 @@ def test_the_table_of_metrics_is_what_a_scrape_shows():
     # where traces are sent or other servers are known.
     assert told - shown == {
         "gnnserve_passed_on_total",
+        "gnnserve_rows_requests_total",
+        "gnnserve_rows_bytes_total",
+        "gnnserve_rows_wait_seconds_total",
+        "gnnserve_rows_refused_total",
         "gnnserve_memory_underestimates_total",
         "gnnserve_nonfinite_answers_total",
         "gnnserve_traces_total",

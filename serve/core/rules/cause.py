@@ -7,12 +7,13 @@ CAUSES = ("queue", "prepare", "interference", "estimate", "overload", "network")
 
 
 def violation_cause(
-    task: Task, outcome: Completed, answered_ns: int, front_ns: int = 0
+    task: Task, outcome: Completed, answered_ns: int, front_ns: int = 0, rows_ns: int = 0
 ) -> str | None:
     """Return why the answer at `answered_ns` missed the target; None if it did not.
 
     `network`: it was in time from the task's arrival here, and is not from `front_ns` before, when
-    a front got the request.
+    a front got the request; or `prepare` took too long, and most of it was waiting for `rows_ns`
+    for features that other servers hold.
     `overload`: there was more work than the lanes could do (``demand``), so someone had to be late.
     A long task in front of a short one is no overload: another order would have helped.
     Otherwise the stage that took most more than the estimate assumed: `queue` (waiting, assumed
@@ -49,4 +50,6 @@ def violation_cause(
         "prepare": host_ns - (estimate.solo_ns - estimate.run_ns),
     }
     worst = max(excess_ns, key=lambda cause: excess_ns[cause])
+    if worst == "prepare" and 2 * rows_ns > host_ns:
+        worst, excess_ns = "network", {"network": excess_ns[worst]}
     return worst if excess_ns[worst] > 0 else "estimate"

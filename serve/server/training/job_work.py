@@ -48,9 +48,7 @@ def graph_for(name: str, spec: ModelSpec, graphs: GraphStore) -> ResidentGraph:
     if not isinstance(graph, ResidentGraph):
         raise Mismatch(f"graph '{name}' has several types of nodes: none is trained on")
     if isinstance(graph.snapshot.column, SharedColumn):
-        raise Mismatch(
-            f"graph '{name}' is shared out: no server has all features to train on"
-        )
+        raise Mismatch(f"graph '{name}' is shared out: no server has all features to train on")
     if graph.labels is None:
         raise Mismatch(f"graph '{name}' has no labels 'y' to train on")
     require_trainable(spec)

@@ -1,0 +1,81 @@
+"""Two real servers that share out a graph: their answers, and what a client hears of a loss."""
+
+import urllib.request
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+
+pytest.importorskip("zmq", reason="ZeroMQ is not installed: pip install 'gnnserve[cluster]'")
+
+from bench.kit.servers import ServerProcess, free_ports
+from bench.kit.waiting import PATIENCE_S
+from serve.client import Client, Unavailable
+from serve.models.community import community_graph
+
+pytestmark = pytest.mark.slow
+
+GRAPH = community_graph()
+
+
+@pytest.fixture(scope="module")
+def addresses():
+    return [f"127.0.0.1:{port}" for port in free_ports(2)]
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory, addresses):
+    """Yield the servers of parts 0 and 1; the first holds the whole graph too."""
+    with ExitStack() as stack:
+        found = []
+        for part, address in enumerate(addresses):
+            folder = tmp_path_factory.mktemp(f"part-{part}")
+            edges = GRAPH.edge_index
+            np.savez(folder / "own.npz", num_nodes=len(GRAPH.x), edge_index=edges, x=GRAPH.x)
+            np.save(folder / "parts.npy", np.arange(len(GRAPH.x)) % 2)
+            (folder / "stores").write_text("".join(f"{a} {n}\n" for n, a in enumerate(addresses)))
+            (folder / "key").write_text("the-key-of-both-servers")
+            rows = {"part": part, "listen": address, "servers_file": "stores", "key_file": "key"}
+            # Both may stand still for a while on a busy machine.
+            rows["patience_ms"] = 10_000
+            graphs = [{"name": "shared", "file": "own.npz", "parts": "parts.npy"}]
+            if part == 0:
+                graphs.append({"name": "whole", "file": "own.npz"})
+            sections = {"models": {"load": ["gcn"]}, "device": {"lanes": 1}, "cluster.rows": rows}
+            one = ServerProcess(folder, graphs=tuple(graphs), sections=sections)
+            found.append(stack.enter_context(one.starting()))
+        for one in found:
+            one.wait_ready()
+        yield found
+
+
+def test_a_graph_that_is_shared_out_is_served_and_its_loss_told(servers, addresses):
+    here, there = servers
+    rng = np.random.default_rng(0)
+    with Client(here.target, timeout_s=PATIENCE_S) as a, Client(there.target) as b:
+        for seed in range(5):
+            ids = rng.integers(0, len(GRAPH.x), 1 + 8 * seed)
+            asked = {"node_ids": ids, "seed": seed}
+            whole = a.infer("gcn", graph="whole", **asked).output
+            for client in (a, b):
+                found = client.infer("gcn", graph="shared", **asked).output
+                assert found.tobytes() == whole.tobytes()
+        counted = metrics(here)
+        assert counted['gnnserve_rows_requests_total{outcome="got"}'] >= 5
+        assert counted["gnnserve_rows_wait_seconds_total"] > 0
+        assert counted['gnnserve_rows_bytes_total{way="given"}'] > 0
+        there.kill()
+        with pytest.raises(Unavailable, match=f"part 1: {addresses[1]} ended the connection"):
+            a.infer("gcn", graph="shared", node_ids=[0, 1], seed=1, retry=False)
+        a.infer("gcn", graph="whole", node_ids=[0, 1], seed=1)
+
+
+def metrics(server):
+    """Return the server's metrics by name and labels."""
+    address = f"http://127.0.0.1:{server.http_port}/metrics"
+    with urllib.request.urlopen(address, timeout=PATIENCE_S) as answer:
+        lines = answer.read().decode().splitlines()
+    return {
+        name: float(value)
+        for name, _, value in (line.rpartition(" ") for line in lines if not line.startswith("#"))
+    }
