@@ -18,7 +18,8 @@ TRIED = {
     "docs/access.md": {"toml tls", "toml tokens", "toml tenant", "sh access"},
     "docs/cluster.md": {"sh front", "sh key", "toml passed", "sh local", "sh machines", "sh ray",
                         "sh change", "sh scale",
-                        "sh page", "sh page-of", "sh report", "sh kuberay", "toml plan", "sh plan"},
+                        "sh page", "sh page-of", "sh report", "sh kuberay", "toml plan", "sh plan",
+                        "sh shared", "toml shared"},
     "docs/client.md": {"python server", "python targets"},
     "docs/import.md": {
         "python file=net.py", "python file=train.py",

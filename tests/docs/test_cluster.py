@@ -14,6 +14,7 @@ from bench.kit.waiting import wait_for
 from serve.access.front_stamps import read_key
 from serve.config import load_config
 from serve.errors import ConfigError
+from serve.graphs.sharing import read_parts
 from tests.docs.pages import texts
 from tests.e2e.support import run_python
 from tests.obs.builders import record
@@ -90,3 +91,40 @@ def test_the_training_that_it_describes_is_placed(tmp_path):
     assert "20 iterations take" in said
     assert "worker 5" in said
     assert (tmp_path / "placement.svg").read_text().startswith("<svg")
+
+
+def test_a_graph_is_shared_out_as_the_page_says(tmp_path):
+    pytest.importorskip("pymetis", reason="METIS is not installed: pip install 'gnnserve[cluster]'")
+    row_wire = pytest.importorskip("serve.cluster.row_wire")
+    (command,) = texts("docs/cluster.md", "sh", "shared")
+    (section,) = texts("docs/cluster.md", "toml", "shared")
+    (stores,) = texts("docs/cluster.md", "text", "stores")
+    edges = np.random.default_rng(0).integers(0, 30, (2, 90))
+    np.savez(tmp_path / "papers.npz", num_nodes=30, edge_index=edges, x=np.ones((30, 2)))
+    run_python(["-m", "serve", *command.split()[1:]], tmp_path)
+    (tmp_path / "gnnserve.toml").write_text(section)
+    (tmp_path / "stores").write_text(stores)
+    config = load_config(tmp_path / "gnnserve.toml")
+    (graph,), rows = config.graph, config.cluster.rows
+    parts = read_parts(config.path(graph.parts), 30)
+    known = row_wire.read_stores(config.path(rows.servers_file))
+    assert known[rows.listen] == rows.part
+    assert set(parts) == set(known.values())
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('[[graph]]\nname = "a"\nfile = "a.npz"\nparts = "p"', "cluster.rows.listen is missing"),
+        ('[cluster.rows]\nlisten = "127.0.0.1:1"', "cluster.rows.servers_file is missing"),
+        ('[cluster.rows]\nlisten = "here"\nservers_file = "s"', "'here' is not host:port"),
+        (
+            '[cluster.rows]\nlisten = "10.0.0.1:1"\nservers_file = "s"',
+            "'10.0.0.1' is reached by other machines; set cluster.rows.key_file",
+        ),
+    ],
+)
+def test_wrong_sections_of_graphs_that_are_shared_out_are_refused(tmp_path, text, told):
+    (tmp_path / "gnnserve.toml").write_text(text)
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        load_config(tmp_path / "gnnserve.toml")
