@@ -57,6 +57,8 @@ SECTIONS: dict[str, tuple[Entry, ...]] = {
               "papers.fused_pass", "papers.md"),
         Entry("How exact is the traced memory of a training step, beside CoGNN's closed form?",
               "papers.training_pmc", "papers.md"),
+        Entry("What do CoGNN's policies make of its queues, and what memory do their groups take?",
+              "papers.cognn", "papers.md"),
         Entry("What do the DGTP paper's placement and sharing of the network save?",
               "papers.dgtp", "papers.md"),
     ),

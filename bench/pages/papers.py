@@ -154,6 +154,67 @@ def published() -> str:
     })  # fmt: skip
 
 
+COGNN = {
+    "default": "Default",
+    "mps": "MPS",
+    "pipeswitch": "PipeSwitch",
+    "base": "CoGNN, Base",
+    "lmcf": "CoGNN, LMCF",
+    "bmc": "CoGNN, BMC",
+    "lmcf, no groups": "LMCF without groups",
+}
+COGNN_DEVICES = {"occupancy": "by occupancy", "full": "full", "fitted": "fitted"}
+COGNN_FIGURES = {"makespan": "makespan", "jct": "mean JCT", "qt": "mean QT"}
+
+
+def queues() -> str:
+    """Return CoGNN's Table V, means over its queues, with ours by device."""
+    by_place = {(row["device"], row["system"]): row for row in read_result("cognn")["means"]}
+    rows = [
+        {
+            "figure": words, "system": title,
+            "paper": by_place["full", system].get(f"paper_{name}"),
+            **{device: by_place[device, system][name] for device in COGNN_DEVICES},
+        }
+        for name, words in COGNN_FIGURES.items()
+        for system, title in COGNN.items()
+    ]  # fmt: skip
+    return flat(rows, {
+        "minutes": "{figure}", "": "{system}", "Table V": "{paper:.2f}",
+        **{title: f"{{{device}:.2f}}" for device, title in COGNN_DEVICES.items()},
+    })  # fmt: skip
+
+
+def queue_ratios() -> str:
+    """Return how many times as good as Default's the figures of LMCF are."""
+    found = read_result("cognn")["ratios"]
+    by_place = {(row["device"], row["queue"]): row for row in found}
+    rows = [
+        {
+            "queue": queue, "figure": words, "paper": by_place["full", queue][f"paper_{name}"],
+            **{device: by_place[device, queue][name] for device in COGNN_DEVICES},
+        }
+        for name, words in COGNN_FIGURES.items()
+        if name != "makespan"
+        for queue in dict.fromkeys(row["queue"] for row in found)
+    ]  # fmt: skip
+    return flat(rows, {
+        "Default ÷ LMCF": "{figure}", "queue": "{queue}", "Table V": "{paper:.1f}",
+        **{title: f"{{{device}:.1f}}" for device, title in COGNN_DEVICES.items()},
+    })  # fmt: skip
+
+
+def queue_groups() -> str:
+    """Return the groups of CoGNN's Figure 14."""
+    return flat(read_result("cognn")["groups"], {
+        "policy": lambda row: COGNN[row["policy"]], "queue": "{queue}", "groups": "{count}",
+        "in the paper": "{paper_count}", "largest, GiB": "{most_gib:.1f}",
+        "in the paper ": "{paper_most_gib:.1f}",
+        "largest with the factor": "{most_reserved_gib:.1f}",
+        "a group ÷ the paper's": "{low:.2f} to {high:.2f}",
+    })  # fmt: skip
+
+
 def testbeds() -> str:
     """Return what DGTP saves beside DistDGL, the paper's first."""
     return flat(read_result("dgtp")["testbeds"], {
@@ -182,6 +243,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "fused passes": fused,
     "training memory": training,
     "training memory published": published,
+    "cognn queues": queues,
+    "cognn ratios": queue_ratios,
+    "cognn groups": queue_groups,
     "dgtp testbeds": testbeds,
     "dgtp clusters": clusters,
 }
