@@ -139,38 +139,55 @@ class Urgency:
             self._run_ns.pop(lane, None)
 
 
+@dataclass
+class _Weights:
+    """A model's weights on the device."""
+
+    size_bytes: int
+    #: By name in the model's state.
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    users: int = 0
+
+
 class SharedModels:
-    """Models on the device: the first lane that needs one loads it, and all lanes share it."""
+    """Models on the device: each lane has a module of its own, and all share the weights.
+
+    A forward pass may keep what it likes on its module, as PyG's ``TransformerConv`` does with its
+    attention. In a module that lanes shared, it could read what another lane's run put there.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._models: dict[str, tuple[LoadedModel, int]] = {}
+        self._weights: dict[str, _Weights] = {}
 
     def take(self, message: LoadModel, device: torch.device) -> LoadedModel:
-        """Return the model and count one user more. Raises what ``load_on`` raises."""
-        key = message.key
+        """Return a model of the caller's own over the shared weights.
+
+        Raises what ``load_on`` raises.
+        """
+        spec = message.spec
         with self._lock:
-            model, users = self._models.get(key, (None, 0))
-            if model is None:
-                model = load_on(message.spec, device, message.executor)
-            self._models[key] = model, users + 1
+            weights = self._weights.get(message.key) or _Weights(spec.weights_bytes)
+            model = load_on(spec, device, message.executor, weights.tensors)
+            weights.users += 1
+            self._weights[message.key] = weights
             return model
 
     @contextmanager
     def settled(self) -> Iterator[int]:
         """Yield the bytes of all weights; meanwhile none are loaded or freed."""
         with self._lock:
-            yield sum(model.spec.weights_bytes for model, _ in self._models.values())
+            yield sum(weights.size_bytes for weights in self._weights.values())
 
-    def give_back(self, key: str) -> None:
-        """Count one user less; the last one frees the model's memory on the device."""
+    def give_back(self, key: str, model: LoadedModel) -> None:
+        """End the use of a model; the last use frees the weights' memory on the device."""
+        # Reference cycles may keep the module alive, but not its weights.
+        model.module.to_empty(device="meta")
         with self._lock:
-            model, users = self._models.pop(key)
-            if users > 1:
-                self._models[key] = model, users - 1
-            else:
-                # Reference cycles may keep the module alive, but not its weights.
-                model.module.to_empty(device="meta")
+            weights = self._weights[key]
+            weights.users -= 1
+            if not weights.users:
+                del self._weights[key]
 
 
 def _pin(pool: mmap.mmap, pinned: Pinned, name: str) -> None:

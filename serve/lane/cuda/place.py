@@ -242,7 +242,7 @@ class CudaPlace:
         try:
             self._warm_up(model, message.signature)
         except BaseException:
-            self._device.models.give_back(message.key)
+            self._device.models.give_back(message.key, model)
             raise
         self._models[message.key] = model
         if self._recurring is not None:
@@ -294,8 +294,8 @@ class CudaPlace:
         """See ``Place``."""
         if self._recurring is not None:
             self._recurring.forget(key)
-        if self._models.pop(key, None) is not None:
-            self._device.models.give_back(key)
+        if (model := self._models.pop(key, None)) is not None:
+            self._device.models.give_back(key, model)
             self._tell_memory(f"model {key}: unloaded")
 
     def limited(self, message: ProbeModel) -> ProbeModel:

@@ -17,13 +17,24 @@ from serve.lane.models.loader import LoadedModel, load_model
 from serve.models.repository import ModelSpec
 
 
-def load_on(spec: ModelSpec, device: torch.device, executor: str) -> LoadedModel:
+def load_on(
+    spec: ModelSpec,
+    device: torch.device,
+    executor: str,
+    weights: dict[str, torch.Tensor] | None = None,
+) -> LoadedModel:
     """Load the model on `device`, with an executor that needs no package.
 
-    When this returns, all of it is there for all of the device's streams.
+    `weights` are the tensors of the model's state that modules share, by name. The first to load
+    fills an empty dict; the others take theirs from it, and the device holds them once. When this
+    returns, all of the model is there for all of the device's streams.
     """
     loaded = load_model(spec)
+    if weights:
+        loaded.module.load_state_dict(weights, assign=True)
     loaded.module.to(device)
+    if weights is not None:
+        weights.update(loaded.module.state_dict())
     # After the move, as an executor may compute tensors from the weights.
     loaded = with_executor(loaded, executor)
     if device.type == "cuda":

@@ -1,18 +1,15 @@
 """Sorted graphs of one run, shared by all layers that use them."""
 
-import threading
-
 from torch import Tensor
 
 from serve.lane.executors.kernels import Csr, normalised, spread
 
 
-class Graphs(threading.local):
+class Graphs:
     """Cache of CSRs and edge weights of this run, by the tensors they were made from.
 
     It holds only tensors with a version counter, so that a tensor changed in place is sorted again.
-    A request's tensors have one; those that a model makes in inference mode do not. Every thread
-    has its own cache, as lanes of a GPU share a model.
+    A request's tensors have one; those that a model makes in inference mode do not.
     """
 
     def __init__(self) -> None:
