@@ -115,7 +115,7 @@ TABLE_V: dict[str, tuple[tuple[float, ...], ...]] = {
             (2.67, 2.54, 4.24, 10.67, 4.01)),
 }  # fmt: skip
 #: Figure 14: binary logarithm of the MiB of each group, in order, by policy and queue.
-LOG_GROUP_MIB = {
+LOG_GROUP_MIB: dict[str, dict[str, tuple[float, ...]]] = {
     "lmcf": {
         "GCN": (5.880, 6.170, 7.013, 7.176, 8.212, 8.529, 8.795, 9.279, 12.251, 13.504, 13.635),
         "SAGE": (7.515, 7.519, 8.862, 8.863, 9.011, 9.078, 9.100, 9.351, 12.016, 13.698, 13.829),

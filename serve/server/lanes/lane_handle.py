@@ -117,6 +117,13 @@ class LaneHandle:
         self.suspended, self.executes = True, False
         self.process.signal(signal.SIGSTOP)
 
+    def ended(self) -> None:
+        """Take note that its task ended; its process goes on, if it is suspended."""
+        self.kill_at_ns = None
+        self.executes = False
+        self.process.has_worked = True
+        self.resume()
+
     def resume(self) -> None:
         """Let its process go on, if it is suspended."""
         if self.suspended:

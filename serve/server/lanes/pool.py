@@ -293,11 +293,7 @@ class LanePool:
 
     def ended(self, lane_id: LaneId) -> None:
         """Take note that the lane's task ended and the lane is idle; resume it if suspended."""
-        lane = self._lanes[lane_id]
-        lane.kill_at_ns = None
-        lane.executes = False
-        lane.process.has_worked = True
-        lane.resume()
+        self._lanes[lane_id].ended()
         self.trainers.keep_calibrators_off()
 
     def look(self, lane_id: LaneId, task_id: TaskId) -> LaneLook | None:
