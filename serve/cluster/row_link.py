@@ -29,6 +29,8 @@ from serve.graphs.shared_column import RowsOf
 _LOOK_MS = 5
 #: Answers that are taken in before they are read.
 _MOST_WAITING = 8
+#: A store that has yet to make a change is asked again after this time.
+_AGAIN_MS = 1
 _ENDED = "ended the connection"
 
 
@@ -43,6 +45,9 @@ class _Piece:
     end: int
     #: Of the message that is on its way; 0 while it waits for a connection.
     number: int = 0
+    #: When it may be asked for again, and what the store said.
+    again_ns: int = 0
+    told: str = ""
 
 
 class Link:
@@ -80,8 +85,9 @@ class Link:
         while not fetch.done:
             now_ns = time.monotonic_ns()
             for part in fetch.overdue(now_ns):
-                told = "did not answer" if wanted.pieces[part].number else "could not be reached"
-                self._failed(fetch, wanted, part, f"{told} in time", now_ns)
+                piece = wanted.pieces[part]
+                silent = "did not answer" if piece.number else "could not be reached"
+                self._failed(fetch, wanted, part, piece.told or f"{silent} in time", now_ns)
             if fetch.done:
                 return
             self._wait(fetch, wanted, now_ns)
@@ -92,7 +98,8 @@ class Link:
                     continue
                 socket = self._socket(store)
                 if not piece.number:
-                    self._send(fetch, wanted, part)
+                    if piece.again_ns <= now_ns:
+                        self._send(fetch, wanted, part)
                 elif not socket.getsockopt(zmq.EVENTS):
                     self._failed(fetch, wanted, part, _ENDED, now_ns)
                 else:
@@ -101,10 +108,12 @@ class Link:
     def _wait(self, fetch: RowFetch, wanted: "WantedRows", now_ns: int) -> None:
         """Wait until a socket can do what is wanted of it, or it is time to look."""
         poller = zmq.Poller()
-        for part, piece in wanted.pieces.items():
-            if (store := fetch.asked(part)) is not None:
-                poller.register(self._socket(store), zmq.POLLIN if piece.number else zmq.POLLOUT)
         left_ms = math.ceil((fetch.wake_ns - now_ns) / 1e6)
+        for part, piece in wanted.pieces.items():
+            if piece.again_ns > now_ns:
+                left_ms = min(left_ms, _AGAIN_MS)
+            elif (store := fetch.asked(part)) is not None:
+                poller.register(self._socket(store), zmq.POLLIN if piece.number else zmq.POLLOUT)
         poller.poll(max(0, min(_LOOK_MS, left_ms)))
 
     def _send(self, fetch: RowFetch, wanted: "WantedRows", part: int) -> None:
@@ -145,6 +154,10 @@ class Link:
                 return
             if given.number == piece.number:
                 break
+        if given.later:
+            piece.number, piece.told = 0, given.failure
+            piece.again_ns = now_ns + _AGAIN_MS * 1_000_000
+            return
         where = piece.at[piece.begin : piece.end]
         rows = None if given.failure else _rows(given, frames, where.size, target.shape[1])
         if rows is None:
@@ -152,6 +165,7 @@ class Link:
             self._failed(fetch, wanted, part, told, now_ns)
             return
         target[at[where]] = rows
+        piece.told = ""
         self.received_bytes += rows.nbytes
         if piece.end < piece.at.size:
             fetch.progressed(part, now_ns)
@@ -169,7 +183,8 @@ class Link:
         store = fetch.asked(part)
         assert store is not None
         self._drop(store)
-        wanted.pieces[part].number = 0
+        piece = wanted.pieces[part]
+        piece.number, piece.again_ns, piece.told = 0, 0, ""
         with self._lock:
             other = fetch.failed(part, told, now_ns)
         if other is not None:

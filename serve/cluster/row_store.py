@@ -1,9 +1,11 @@
 """Gives other servers the rows of features that this one holds: one thread and one socket."""
 
 import logging
+import math
 import threading
+import time
 from collections import Counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -22,9 +24,19 @@ _MOST_WAITING = 8
 #: Larger answers are sent from where they are.
 _COPIED_BYTES = 64 << 10
 _ID_BYTES = 8
+#: A version is given for so long after the next one came, and this many of them.
+_KEPT_S, _MOST_KEPT = 2.0, 256
+_LATER = "has not made the same changes"
 #: Where libzmq asks whether a key is one that may connect (ZeroMQ RFC 27).
 _ZAP = "inproc://zeromq.zap.01"
 _STOP = "inproc://stop"
+
+
+class _Held(NamedTuple):
+    """A version of a graph's features, which is given until it is too old."""
+
+    column: SharedColumn
+    until_s: float
 
 
 class RowStore:
@@ -34,9 +46,12 @@ class RowStore:
         """Listen at `host:port`; raises ConfigError. Without `keys` everybody is heard."""
         self._context = zmq.Context()
         self._keys = keys
-        self._columns: dict[str, SharedColumn] = {}
+        #: By graph, the versions that are given: by their changes, the newest last.
+        self._versions: dict[str, dict[bytes, _Held]] = {}
         #: Asks by what became of them, and rows and bytes that were given.
-        self.counts: Counter[str] = Counter(dict.fromkeys(("given", "refused", "rows", "bytes"), 0))
+        self.counts: Counter[str] = Counter(
+            dict.fromkeys(("given", "late", "refused", "rows", "bytes"), 0)
+        )
         # Of these, the thread alone uses all but `_wake`.
         self._socket = self._context.socket(zmq.ROUTER)
         self._gate = self._context.socket(zmq.REP)
@@ -59,8 +74,19 @@ class RowStore:
         self._thread = threading.Thread(target=self._run, name="rows", daemon=True)
 
     def hold(self, column: SharedColumn) -> None:
-        """Give rows of that version from now on."""
-        self._columns[column.of_rows.graph] = column
+        """Give rows of that version from now on, and of those before while requests may need them.
+
+        For one thread at a time.
+        """
+        of_rows, now_s = column.of_rows, time.monotonic()
+        kept = [
+            held._replace(until_s=min(held.until_s, now_s + _KEPT_S))
+            for changes, held in self._versions.get(of_rows.graph, {}).items()
+            if held.until_s > now_s and changes != of_rows.changes
+        ]
+        versions = [*kept[-_MOST_KEPT:], _Held(column, math.inf)]
+        # The thread that answers reads what it was before or what it is after.
+        self._versions[of_rows.graph] = {one.column.of_rows.changes: one for one in versions}
 
     def start(self) -> None:
         """Begin to answer."""
@@ -111,8 +137,9 @@ class RowStore:
             return
         found = self._rows(asked, ids)
         if isinstance(found, str):
-            self.counts["refused"] += 1
-            given = msgspec.msgpack.encode(RowsGiven(asked.number, "", found))
+            later = found == _LATER
+            self.counts["late" if later else "refused"] += 1
+            given = msgspec.msgpack.encode(RowsGiven(asked.number, "", found, later))
             self._socket.send_multipart([identity, given, b""])
             return
         self.counts["given"] += 1
@@ -126,11 +153,16 @@ class RowStore:
         """Return the rows that are asked for, or why there are none."""
         if len(ids) % _ID_BYTES or len(ids) > MOST_ID_BYTES:
             return f"was sent {len(ids)} bytes of ids"
-        column = self._columns.get(asked.graph)
-        if column is None:
+        versions = self._versions.get(asked.graph)
+        if versions is None:
             return f"does not hold graph '{asked.graph}'"
-        if column.of_rows.identity != asked.identity:
+        newest = next(reversed(versions.values())).column
+        if newest.of_rows.files != asked.files:
             return f"holds another graph '{asked.graph}', or other parts of it"
+        held = versions.get(asked.changes)
+        if held is None:
+            return _LATER
+        column = held.column
         if len(ids) // _ID_BYTES * column.shape[0] * column.dtype.itemsize > MOST_BYTES:
             return f"was asked for {len(ids) // _ID_BYTES} rows, more than a message holds"
         rows = column.rows_here(np.frombuffer(ids, np.int64))

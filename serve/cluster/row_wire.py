@@ -34,8 +34,8 @@ class RowsAsked(msgspec.Struct, frozen=True, array_like=True):
     #: Chosen by who asks, and comes back with the answer.
     number: int
     graph: str
-    identity: bytes
-    version: int
+    files: bytes
+    changes: bytes
 
 
 class RowsGiven(msgspec.Struct, frozen=True, array_like=True):
@@ -45,6 +45,8 @@ class RowsGiven(msgspec.Struct, frozen=True, array_like=True):
     dtype: str
     #: Why there are no rows; empty where there are.
     failure: str = ""
+    #: There may be rows soon: who asks knows of a change that is not made here yet.
+    later: bool = False
 
 
 class Keys(NamedTuple):

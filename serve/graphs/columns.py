@@ -96,6 +96,9 @@ class Column:
         """Do what `gather` does, without others; return how long these would take, in ns."""
         return self.gather(nodes, target)
 
+    def publish(self) -> None:
+        """Let other servers know of this version, before requests see it: there are none."""
+
     def updated(self, nodes: Ids, rows: NDArray[Any]) -> "Column":
         """Return the column with other rows for `nodes`, each of which is named once."""
         if not nodes.size:

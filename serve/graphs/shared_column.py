@@ -4,6 +4,7 @@ Each server has the whole topology, the features of the nodes of its own part, a
 nodes, which are on all servers. It gets others from where they are, while a request is prepared.
 """
 
+import hashlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from serve.graphs.partition import Parts
 
 #: Place of a node whose features are not here.
 _ELSEWHERE = -1
+_DIGEST_BYTES = 16
 Places = NDArray[np.int32]
 
 
@@ -26,10 +28,10 @@ class RowsOf(NamedTuple):
     """What tells servers that they mean the same rows."""
 
     graph: str
-    #: Digest of topology, parts and number of features.
-    identity: bytes
-    #: Number of changes of the features before.
-    version: int
+    #: Digest of what was read: topology, parts and number of features.
+    files: bytes
+    #: Digest of all changes of the features since, in their order.
+    changes: bytes = b""
 
 
 class RowSource(Protocol):
@@ -55,7 +57,7 @@ class RowSource(Protocol):
         ...
 
     def hold(self, column: "SharedColumn") -> None:
-        """Give other servers rows of that version from now on."""
+        """Give other servers rows of that version from now on, and of those before for a while."""
         ...
 
 
@@ -112,8 +114,15 @@ class SharedColumn(Column):
         super().gather(places, found)
         return found
 
+    def publish(self) -> None:
+        """See ``Column``."""
+        self.source.hold(self)
+
     def updated(self, nodes: Ids, rows: NDArray[Any]) -> "SharedColumn":
-        """See ``Column``. Nodes that are added are of all parts in turn."""
+        """See ``Column``; nodes that are added are of all parts in turn.
+
+        Servers that make the same changes have the same rows, and know it by the digest.
+        """
         if not nodes.size:
             return self
         known, places, parts = self.places.size, self.places, self.parts
@@ -126,7 +135,10 @@ class SharedColumn(Column):
         at = places[nodes]
         mine = at != _ELSEWHERE
         held = super().updated(at[mine].astype(np.int64), rows[mine])
-        of_rows = self.of_rows._replace(version=self.of_rows.version + 1)
+        digest = hashlib.blake2b(self.of_rows.changes, digest_size=_DIGEST_BYTES)
+        for array in (nodes, rows):
+            digest.update(np.ascontiguousarray(array).view(np.uint8).data)
+        of_rows = self.of_rows._replace(changes=digest.digest())
         return replace(
             self, changed=held.changed, rows=held.rows, places=places, parts=parts, of_rows=of_rows
         )

@@ -15,7 +15,6 @@ from serve.errors import (
     NotReady,
     TooBig,
     UnknownName,
-    Unsupported,
 )
 from serve.graphs.academic import academic_graph
 from serve.graphs.load import (
@@ -27,7 +26,7 @@ from serve.graphs.load import (
     open_graph,
 )
 from serve.graphs.resident import GraphVersion, ResidentGraph
-from serve.graphs.shared_column import RowSource, SharedColumn
+from serve.graphs.shared_column import RowSource
 from serve.graphs.sharing import Parting
 from serve.graphs.snapshot import Snapshot
 from serve.graphs.typed import TypedSnapshot
@@ -139,14 +138,15 @@ class GraphStore:
         before_bytes = graph.snapshot.held_bytes
 
         def accept(new: GraphVersion) -> None:
-            if self._budget_bytes is None:
-                return
             total_bytes = self.held_bytes - graph.snapshot.held_bytes + new.held_bytes
-            if total_bytes >= self._budget_bytes and new.held_bytes > before_bytes:
+            most = self._budget_bytes
+            if most is not None and total_bytes >= most and new.held_bytes > before_bytes:
                 raise TooBig(
                     f"graph '{name}': resident graphs would take {total_bytes} bytes, the device "
-                    f"has {self._budget_bytes} (device.memory_budget)"
+                    f"has {most} (device.memory_budget)"
                 )
+            if isinstance(new, Snapshot):
+                new.column.publish()
 
         if isinstance(graph, TypedGraph):
             if isinstance(change, Change):
@@ -156,10 +156,6 @@ class GraphStore:
             typed = graph.update(change, if_version=if_version, accept=accept)
             self._changed()
             return _typed_info(graph, typed)
-        if isinstance(graph.snapshot.column, SharedColumn):
-            raise Unsupported(
-                f"graph '{name}' is shared out over several servers: it cannot be changed yet"
-            )
         if isinstance(change, TypedChange):
             raise InvalidInput(f"graph '{name}' has one type of nodes: 'tensors' are not for it")
         snapshot = graph.update(change, if_version=if_version, accept=accept)

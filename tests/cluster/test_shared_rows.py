@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 zmq = pytest.importorskip("zmq", reason="ZeroMQ is not installed: pip install 'gnnserve[cluster]'")
 
 from bench.kit.waiting import PATIENCE_S, wait_for  # noqa: E402
-from serve.cluster import row_link, row_wire  # noqa: E402
+from serve.cluster import row_link, row_store, row_wire  # noqa: E402
 from serve.cluster.row_wire import Keys, read_stores  # noqa: E402
 from serve.errors import ConfigError, NotReady  # noqa: E402
 from serve.graphs.load import OpenOptions  # noqa: E402
 from serve.graphs.sharing import Parting  # noqa: E402
+from serve.graphs.updates import Change  # noqa: E402
 from tests.cluster.sharing import NODES, cluster, opened, parts_of_graph  # noqa: E402
 
 ALL = np.arange(NODES)
@@ -233,6 +234,93 @@ def test_servers_of_other_graphs_are_told_apart(tmp_path):
         opened(other, OpenOptions(parting=parting))
         with pytest.raises(NotReady, match="holds another graph 'made', or other parts of it"):
             two.graphs[0].snapshot.features(ALL)
+
+
+def changed(graph, change):
+    """Make the change as a server does; return the version that requests see from then on."""
+    return graph.update(change, accept=lambda new: new.column.publish())
+
+
+FEATURE = st.integers(-3, 300).map(float)
+ROW = st.lists(FEATURE, min_size=5, max_size=5)
+
+
+@st.composite
+def changes(draw):
+    """Draw changes, each for the graph as the ones before leave it."""
+    found, count = [], NODES
+    for _ in range(draw(st.integers(1, 4))):
+        add = draw(st.lists(ROW, max_size=4))
+        ids = draw(st.lists(st.integers(0, count - 1), max_size=6, unique=True))
+        rows = draw(st.lists(ROW, min_size=len(ids), max_size=len(ids)))
+        count += len(add)
+        ends = draw(st.lists(st.tuples(*[st.integers(0, count - 1)] * 2), max_size=5))
+        found.append(
+            Change(
+                add_x=np.array(add, np.float32) if add else None,
+                set_ids=np.array(ids, np.int64),
+                set_x=np.array(rows, np.float32).reshape(-1, 5) if ids else None,
+                add_edges=np.array(ends, np.int64).reshape(-1, 2).T,
+            )
+        )
+    return found
+
+
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=8, deadline=None
+)
+@given(made=changes(), count=st.sampled_from([2, 3]), kind=st.sampled_from([np.float32, np.uint8]))
+def test_changes_leave_every_server_with_what_one_of_all_has(tmp_path, made, count, kind):
+    with cluster(tmp_path, count, hot=0.1, graph=parts_of_graph(kind=kind)) as servers:
+        before = [graph.snapshot for graph in servers.graphs]
+        first = servers.whole.snapshot.features(ALL)
+        for change in made:
+            whole = changed(servers.whole, change)
+            for graph in servers.graphs:
+                changed(graph, change)
+            nodes = np.arange(whole.num_nodes)
+            for graph in servers.graphs:
+                assert graph.snapshot.features(nodes).tobytes() == whole.features(nodes).tobytes()
+                np.testing.assert_array_equal(graph.snapshot.edges(), whole.edges())
+        # A request that began before sees the version that it began with, on all servers.
+        for snapshot in before:
+            assert snapshot.features(ALL).tobytes() == first.tobytes()
+
+
+def test_a_server_that_has_yet_to_make_a_change_is_waited_for(tmp_path):
+    change = Change(set_ids=ALL, set_x=np.ones((NODES, 5), np.float32))
+    with cluster(tmp_path, 2) as two:
+        changed(two.graphs[0], change)
+        found = []
+        ask = threading.Thread(target=lambda: found.append(two.graphs[0].snapshot.features(ALL)))
+        ask.start()
+        wait_for(lambda: two.rows[1].given["late"], "the request to wait for the change")
+        assert not found
+        changed(two.graphs[1], change)
+        ask.join(PATIENCE_S)
+        np.testing.assert_array_equal(found[0], 1)
+        assert two.rows[0].counts["lost"] == 0
+
+
+def test_servers_that_made_other_changes_are_not_mixed(tmp_path):
+    with cluster(tmp_path, 2, patience_ms=500) as two:
+        for value, graph in enumerate(two.graphs):
+            changed(graph, Change(set_ids=ALL, set_x=np.full((NODES, 5), value, np.float32)))
+        with pytest.raises(NotReady, match=f"{two.addresses[1]} has not made the same changes"):
+            two.graphs[0].snapshot.features(ALL)
+
+
+def test_versions_are_given_for_a_while_after_the_next_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(row_store, "_KEPT_S", 0.0)
+    with cluster(tmp_path, 2, patience_ms=500) as two:
+        old = two.graphs[0].snapshot
+        for value in range(2):
+            change = Change(set_ids=ALL, set_x=np.full((NODES, 5), value, np.float32))
+            for graph in two.graphs:
+                changed(graph, change)
+        with pytest.raises(NotReady, match="has not made the same changes"):
+            old.features(ALL)
+        np.testing.assert_array_equal(two.graphs[0].snapshot.features(ALL), 1)
 
 
 @pytest.mark.parametrize(
