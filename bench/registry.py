@@ -71,6 +71,8 @@ SECTIONS: dict[str, tuple[Entry, ...]] = {
               "cluster.front", "cluster.md", ("cluster_front",)),
         Entry("Has every request one right answer while servers are killed, frozen and stopped?",
               "cluster.soak", "cluster.md", ("cluster_soak",)),
+        Entry("Does a request fail while servers are restarted in turn and a version rolled out?",
+              "cluster.rollout", "cluster.md", ("cluster_rollout",)),
     ),
     "Live: whole servers under load": (
         Entry("How late are live requests, and who takes the cores?",

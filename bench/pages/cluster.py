@@ -60,6 +60,15 @@ def soak() -> str:
     })  # fmt: skip
 
 
+def rollout() -> str:
+    """Return what became of the requests while servers were restarted and versions rolled out."""
+    return flat(read_result("cluster_rollout")["rows"], {
+        "meanwhile": "{phase}", "requests": "{requests:,}", "failed": "{failed}",
+        "p50, ms": "{p50_ms:.2f}", "p99, ms": "{p99_ms:.2f}",
+        "longest, ms": "{longest_ms:,.0f}", "steps took": "{steps_s:.0f} s",
+    })  # fmt: skip
+
+
 def partitions() -> str:
     """Return what requests fetch by how the graph is partitioned, and by their size."""
     return flat(read_result("partitions")["rows"], {
@@ -77,5 +86,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "cluster size": size,
     "cluster front": front,
     "cluster soak": soak,
+    "cluster rollout": rollout,
     "cluster partitions": partitions,
 }
