@@ -1,19 +1,27 @@
 """Measure what encryption and a token cost a small request.
 
-    python -m bench.host.access [--quick] [--rounds N]
+    python -m bench.host.access [--quick] [--starts N] [--rounds N]
 
-Three servers on the native front answer the same request of the demo's GCN, one at a time and in
-turns: without encryption, with TLS, and with TLS and a token. A client keeps its connection, so
-handshakes are not in the latencies. What the second and third step add is the difference between
-neighbours in time; `added_us` has its median, and `interval_us` the 95 % bootstrap interval of
-that. `server_us` is the processor time of the server's main process per request: what a step adds
-to it is the server's, the rest the client's.
+Servers on the native front answer the same request of the demo's GCN, one at a time and in turns:
+two without encryption, one with TLS, and one with TLS and a token. A client keeps its connection,
+so handshakes are not in the latencies.
+
+Two servers of one kind differ too: by where their memory lies, and by what shares their caches. In
+one start of each that cannot be told from what a step costs. So all are started several times, in
+an order drawn anew. Within a start, a step adds the median difference of neighbours in time:
+`added_us_by_start`. `added_us` is the median of the starts, and `interval_us` its 95 % bootstrap
+interval, which thus holds how much servers differ. The second plain server adds nothing, so the
+interval of what it adds has to hold zero; its width is what this measurement cannot tell.
+
+`server_us` is the processor time of the server's main process per request: what a step adds to it
+is the server's, the rest the client's.
 """
 
 import argparse
+import random
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -30,12 +38,16 @@ from serve.client import Client
 from serve.native import front_lacks, tls_lacks
 
 FEATURES = 32
-#: What is asked of each step, µs.
-AIMS = {"TLS": 60.0, "TLS and a token": 5.0}
+#: By connection: the one that it is compared with, and what may be added to that, µs.
+STEPS: dict[str, tuple[str, float | None]] = {
+    "plain, another server": ("plain", None),
+    "TLS": ("plain", 60.0),
+    "TLS and a token": ("TLS", 5.0),
+}
 SCRIPT = Script(
     "access",
-    full={"rounds": 5000, "nodes": 100},
-    quick={"rounds": 20, "nodes": 20},
+    full={"starts": 12, "rounds": 1000, "nodes": 100},
+    quick={"starts": 1, "rounds": 20, "nodes": 20},
     tables=[
         Table("Latency of a small request, µs", "rows", {
             "connection": "{way}", "p50": "{p50:,.0f}", "p99": "{p99:,.0f}",
@@ -48,8 +60,8 @@ SCRIPT = Script(
 
 
 @contextmanager
-def clients() -> Iterator[dict[str, tuple[Client, int]]]:
-    """Yield a client and the process of each server, each after what it is compared with."""
+def clients(orders: random.Random) -> Iterator[dict[str, tuple[Client, int]]]:
+    """Yield a client and the main process of a new server of each kind, in a drawn order."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         certificate, key = own_certificate(folder)
@@ -57,16 +69,17 @@ def clients() -> Iterator[dict[str, tuple[Client, int]]]:
         tokens = folder / "tokens.toml"
         row = Token(principal="bench", roles=("infer",), hash=hash_of(token))
         write_tokens(tokens, TokensFile(token=(row,)))
-        tls: dict[str, dict[str, object]] = {
-            "server.tls": {"certificate": str(certificate), "key": str(key)}
-        }
+        tls: dict[str, object] = {"certificate": str(certificate), "key": str(key)}
+        auth: dict[str, object] = {"tokens_file": str(tokens)}
         ways: dict[str, tuple[dict[str, dict[str, object]], str | None]] = {
             "plain": ({}, None),
-            "TLS": (dict(tls), None),
-            "TLS and a token": ({**tls, "auth": {"tokens_file": str(tokens)}}, token),
+            "plain, another server": ({}, None),
+            "TLS": ({"server.tls": tls}, None),
+            "TLS and a token": ({"server.tls": tls, "auth": auth}, token),
         }
         found = {}
-        for number, (way, (sections, credential)) in enumerate(ways.items()):
+        for number, way in enumerate(orders.sample(list(ways), len(ways))):
+            sections, credential = ways[way]
             own = folder / str(number)
             own.mkdir()
             sections["server"] = {"front": "native", "admin_socket": str(own / "admin.sock")}
@@ -74,15 +87,16 @@ def clients() -> Iterator[dict[str, tuple[Client, int]]]:
             server = stack.enter_context(
                 ServerProcess(own, sections=sections, usual_calibrations=True)
             )
-            target = server.target
-            if "server.tls" in sections:
-                target = f"https://localhost:{server.grpc_port}"
-            client = stack.enter_context(
-                Client(target, credentials=certificate, token=credential)
-                if credential or "server.tls" in sections
-                else Client(target)
+            client = (
+                Client(
+                    f"https://localhost:{server.grpc_port}",
+                    credentials=certificate,
+                    token=credential,
+                )
+                if "server.tls" in sections
+                else Client(server.target)
             )
-            found[way] = client, server.pid
+            found[way] = stack.enter_context(client), server.pid
         yield found
 
 
@@ -100,37 +114,59 @@ def own_certificate(folder: Path) -> tuple[Path, Path]:
     return certificate, key
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Return a row for each way, with what it adds to the one before."""
-    if lacks := front_lacks() or tls_lacks():
-        raise SystemExit(f"this bench needs the native front with TLS: {lacks}")
+def one_start(
+    options: argparse.Namespace, orders: random.Random
+) -> tuple[dict[str, list[float]], dict[str, float]]:
+    """Start all servers once; returns latencies and the server's processor time, µs, by way."""
     tensors = {
         "x": np.zeros((options.nodes, FEATURES), np.float32),
         "edge_index": np.zeros((2, 5 * options.nodes), np.int64),
     }
-    with clients() as asked:
+    with clients(orders) as asked:
         ways = {
             way: partial(elapsed_us, client.infer, "gcn", **tensors)
             for way, (client, _) in asked.items()
         }
-        in_turns(ways, max(1, options.rounds // 20), warm_up=0)
+        in_turns(ways, max(1, options.rounds // 10), warm_up=0)
         before_ns = {way: processor_ns(pid) for way, (_, pid) in asked.items()}
         times = in_turns(ways, options.rounds, warm_up=0)
         spent_us = {
             way: (processor_ns(pid) - before_ns[way]) / 1e3 / options.rounds
             for way, (_, pid) in asked.items()
         }
-    rows, before = [], None
-    for way, taken in times.items():
-        row: dict[str, Any] = {"way": way, **percentiles(taken, (5, 50, 99))}
-        row["server_us"] = round(spent_us[way], 1)
-        if before is not None:
-            added = np.array(taken) - np.array(before)
+    return times, spent_us
+
+
+def rows_of(
+    starts: Sequence[tuple[dict[str, list[float]], dict[str, float]]],
+) -> list[dict[str, Any]]:
+    """Return a row for each way, with what it adds to the one that it is compared with."""
+    rows = []
+    for way in ("plain", *STEPS):
+        row: dict[str, Any] = {
+            "way": way,
+            **percentiles(np.concatenate([times[way] for times, _ in starts]), (5, 50, 99)),
+            "server_us": round(float(np.median([spent[way] for _, spent in starts])), 1),
+        }
+        if way in STEPS:
+            other, aim_us = STEPS[way]
+            added = [float(np.median(np.subtract(times[way], times[other]))) for times, _ in starts]
             middle, *interval = median_interval(added, 1)
-            row |= {"added_us": middle, "interval_us": interval, "aim_us": AIMS[way]}
+            row |= {"added_us": middle, "interval_us": interval}
+            row["added_us_by_start"] = [round(one, 1) for one in added]
+            if aim_us is not None:
+                row["aim_us"] = aim_us
         rows.append(row)
-        before = taken
-    return {"nodes": options.nodes, "rows": rows}
+    return rows
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Return a row for each way over all starts."""
+    if lacks := front_lacks() or tls_lacks():
+        raise SystemExit(f"this bench needs the native front with TLS: {lacks}")
+    orders = random.Random(0)
+    starts = [one_start(options, orders) for _ in range(options.starts)]
+    return {"nodes": options.nodes, "starts": options.starts, "rows": rows_of(starts)}
 
 
 if __name__ == "__main__":
