@@ -103,6 +103,13 @@ class GrpcServer:
         Raises ConfigError when `front` is `native` and libnghttp2 is missing.
         """
         native = _is_native(config.front, encrypted=certificates is not None)
+        if not (native or config.on_loopback):
+            _log.warning(
+                "server.front: gRPC's own front end serves %s: it does not bound what a client "
+                "costs before a call is complete, so one client can keep all others out. It is "
+                "for networks that are trusted; the native front end bounds it",
+                config.host,
+            )
         self._host, self._port = config.host, config.grpc_port
         self._max_message_bytes = max_message_bytes = config.max_message_bytes
         self._callers = callers = callers or Callers()

@@ -5,7 +5,7 @@ import os
 import struct
 import subprocess
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import grpc
 import pytest
@@ -273,6 +273,40 @@ def test_a_header_told_a_thousand_times_is_refused(server, channel):
         assert resident_bytes() < before + 128 * MIB
     if server.front == "native":
         assert server.refused["header_size"] > 0
+
+
+def test_a_client_writes_no_line_of_the_log(front):
+    """Heads that are too large, on a server as the command starts it."""
+    with subprocess.Popen(
+        [sys.executable, "-c", AS_THE_COMMAND, front],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        port = int(process.stdout.readline())
+        with Http2(port) as client:
+            table = literal("bomb", first=b"\x40") + literal("b" * 3900, first=b"")
+            block = head_block(INFER_METHOD) + table + b"\xbe" * 12_000
+            client.send(frame(HEADERS, END_HEADERS, 1, block))
+            with suppress(OSError):
+                client.read_until(is_over)
+        assert process.communicate(b"\n")[1] == b""
+
+
+AS_THE_COMMAND = """
+import os, sys, types
+
+def run():
+    from serve.config import ServerConfig
+    from serve.rpc.server import GrpcServer
+    from tests.rpc.fakes import FACTS, FakeEngine
+    config = ServerConfig(grpc_port=0, front=sys.argv[1])
+    print(GrpcServer(FakeEngine(), lambda: FACTS, lambda _: {}, config).start(), flush=True)
+    sys.stdin.readline()
+    os._exit(0)
+
+sys.modules["serve.cli"] = types.SimpleNamespace(main=run)
+from serve.__main__ import main
+main()
+"""
 
 
 def test_headers_without_an_end_end_the_connection(server, channel):

@@ -81,6 +81,15 @@ def test_a_start_that_fails_leaves_nothing(server, engine, front, monkeypatch, t
     again.stop(0.0)
 
 
+@pytest.mark.parametrize(("host", "warns"), [("0.0.0.0", True), ("127.0.0.1", False)])
+def test_a_front_that_one_client_can_stop_is_told_where_others_reach_it(
+    engine, front, caplog, host, warns
+):
+    make_server(engine, host=host, grpc_port=0, front=front)
+    told = [line for line in caplog.messages if "one client can keep all others out" in line]
+    assert bool(told) == (warns and front == "python")
+
+
 def test_an_address_that_is_not_ours_is_a_precise_error(engine):
     server = make_server(engine, host="192.0.2.1", grpc_port=0)
     with pytest.raises(ConfigError, match=r"192\.0\.2\.1:0: Cannot assign"):
