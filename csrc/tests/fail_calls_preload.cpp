@@ -1,6 +1,7 @@
 // libfail_calls.so. Preloaded into a server by tests/e2e/test_failing_calls.py, it fails the n-th
 // call of a kind in that process, as a system that is short of something does. The test says which
-// in a file that both map; processes that the server starts are spared.
+// in a file that both map. Processes that the server starts are spared, but for forks: programs that
+// it starts count and fail theirs, too, as its fork server does.
 
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -22,7 +23,7 @@
 
 namespace {
 
-enum Kind : std::size_t { kThread, kOpen, kDescriptor, kMemory, kSend, kKinds };
+enum Kind : std::size_t { kThread, kOpen, kDescriptor, kMemory, kSend, kFork, kKinds };
 
 // All of one kind: calls so far, the number of the call to fail (0: none), and calls failed.
 struct Counts {
@@ -31,16 +32,27 @@ struct Counts {
     std::atomic<std::uint64_t> failed;
 };
 
+constexpr const char* kPath = "GNNSERVE_FAIL_CALLS";
+constexpr const char* kPathForForks = "GNNSERVE_FAIL_FORKS";
+
 Counts* counts = nullptr;
 pid_t server = 0;
+bool only_forks = false;
 
 __attribute__((constructor)) void begin() {
-    const char* path = std::getenv("GNNSERVE_FAIL_CALLS");
+    const char* path = std::getenv(kPath);
+    only_forks = path == nullptr;
+    if (only_forks) {
+        path = std::getenv(kPathForForks);
+    }
     if (path == nullptr) {
         return;
     }
     const long fd = syscall(SYS_openat, AT_FDCWD, path, O_RDWR | O_CLOEXEC);
-    unsetenv("GNNSERVE_FAIL_CALLS");  // for processes that it starts
+    if (!only_forks) {  // for programs that it starts
+        setenv(kPathForForks, path, 1);
+        unsetenv(kPath);
+    }
     if (fd < 0) {
         return;
     }
@@ -55,7 +67,7 @@ __attribute__((constructor)) void begin() {
 
 // Returns true when this call is the one to fail.
 bool fails(Kind kind) {
-    if (counts == nullptr || getpid() != server) {
+    if (counts == nullptr || getpid() != server || (only_forks && kind != kFork)) {
         return false;
     }
     Counts& one = counts[kind];
@@ -142,6 +154,16 @@ EXPORT int dup(int fd) noexcept {
     }
 MMAP(mmap)
 MMAP(mmap64)
+
+EXPORT pid_t fork() noexcept {
+    static auto* real = next<pid_t()>("fork");
+    return fails(kFork) ? refused(EAGAIN) : real();
+}
+
+// A function that returns to its caller cannot wrap vfork, of which fork does all that is promised.
+EXPORT pid_t vfork() noexcept {
+    return fork();
+}
 
 EXPORT ssize_t send(int fd, const void* bytes, size_t size, int flags) {
     static auto* real = next<ssize_t(int, const void*, size_t, int)>("send");

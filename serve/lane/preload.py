@@ -18,6 +18,7 @@ import numpy as np
 
 from serve.ipc.orphans import adopt_orphans, end_children_at_exit
 from serve.ipc.signals import DRAINING, HANGUP, IGNORED
+from serve.lane.patient_fork import fork_patiently
 
 
 @contextmanager
@@ -39,6 +40,7 @@ with _left_out("torch._dynamo"):
 
 adopt_orphans()
 end_children_at_exit()
+fork_patiently()
 # Python's own generator does so by itself; lanes would draw the same numbers from numpy's.
 os.register_at_fork(after_in_child=np.random.seed)
 # It tells of each orphan that ends.

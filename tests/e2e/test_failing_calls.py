@@ -1,7 +1,8 @@
 """Calls of the system that fail in the server, one at a time, wherever it makes them.
 
 Each case has the n-th call of a kind fail while the server is asked, loads a model and restarts a
-lane. Whatever fails then, the server is as before soon after. FAIL_CALLS=all tries every n.
+lane; where forks fail, also its gateway and its fork server. Whatever fails then, the server is as
+before soon after. FAIL_CALLS=all tries every n.
 """
 
 import mmap
@@ -24,7 +25,7 @@ from tests.processes import PATIENCE_S, descendants, http_get, metric, wait_for
 SOURCE = ROOT / "csrc" / "tests" / "fail_calls_preload.cpp"
 LANES = 2
 #: Kinds of calls, in the order of the library's, and how many of each are tried.
-KINDS = {"thread": 2, "open": 2, "descriptor": 2, "memory": 2, "send": 2}
+KINDS = {"thread": 2, "open": 2, "descriptor": 2, "memory": 2, "send": 2, "fork": 2}
 _ROW = struct.Struct("=3Q")
 
 
@@ -87,9 +88,19 @@ def lanes_of(server) -> set[int]:
     return {pid for child in descendants(server.pid) for pid in descendants(child)}
 
 
-def some_work(server) -> None:
+def end_what_is_forked(server) -> None:
+    """Kill the gateway and the fork server, which its lanes follow."""
+    for child, words in descendants(server.pid).items():
+        if "serve.rest.run" in words or "forkserver" in words:
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+
+
+def some_work(server, kind: str) -> None:
     """Ask on new connections and old ones, load and unload a model, and end a lane."""
     refused = (grpc.RpcError, InferenceServerException, OSError)
+    if kind == "fork":
+        end_what_is_forked(server)
     for _ in range(2):
         with suppress(*refused), raw_channel(server) as call, ThreadPoolExecutor(8) as threads:
             for asked in [threads.submit(infer, call, "gcn", GOOD) for _ in range(16)]:
@@ -134,14 +145,14 @@ def assert_as_before(server, expected) -> None:
 def test_a_server_is_as_before_after_any_call_has_failed(short, failing, reference, kind):
     expected = reference("gcn", GOOD)
     before = failing.calls(kind)
-    some_work(short)
+    some_work(short, kind)
     assert_as_before(short, expected)
     made = failing.calls(kind) - before
     assert made, "no such call is made"
     most = made if os.environ.get("FAIL_CALLS") == "all" else KINDS[kind]
     for number in sorted({1 + at * made // most for at in range(most)}):
         failing.fail(kind, number)
-        some_work(short)
+        some_work(short, kind)
         failing.end()
         assert_as_before(short, expected)
     assert failing.failed(kind), "none failed"
