@@ -7,6 +7,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from bench.kit.servers import ServerProcess
+from tests.failures import pytest_configure
+
+__all__ = ["pytest_configure"]
 
 #: Folders whose tests share something that takes long to make, so one process runs all of them.
 _TOGETHER = ("tests/gallery/",)

@@ -56,6 +56,21 @@ def test_all_that_passes_is_run_once(run):
 
 
 @pytest.mark.parametrize("processes", [0, 2])
+def test_a_failure_is_named_before_later_tests(tmp_path, processes):
+    (tmp_path / "conftest.py").write_text("from tests.failures import pytest_configure\n")
+    (tmp_path / "test_made_up.py").write_text(
+        "def test_fails():\n    assert False\n\ndef test_passes():\n    pass\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-n", str(processes)], cwd=tmp_path,
+        env=os.environ | PLUGINS | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True,
+        timeout=PATIENCE_S, check=False,
+    )  # fmt: skip
+    before_reports = done.stdout.partition("= FAILURES =")[0].splitlines()
+    assert "FAILED test_made_up.py::test_fails (call)" in before_reports
+
+
+@pytest.mark.parametrize("processes", [0, 2])
 def test_up_to_three_are_tried_again_and_named(run, processes):
     code, told = run([2, 1, 2, 2], processes)
     assert code == 0
