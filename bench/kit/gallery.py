@@ -133,13 +133,10 @@ GALLERY = {
 }
 
 _SOFT = (*graph(8), "batch INT64 [N] index=G")
-#: Classes of PyG by their bare names, beside those of the gallery.
+#: Classes of PyG by their bare names, beside those of the gallery: one of each kind of inputs and
+#: outputs. `bench.models.coverage` tries all classes.
 BASIC = {
     "mlp": _basic("MLP", _LAYERS, graph(8)[:1]),
-    "gcn": _basic("GCN", _LAYERS),
-    "gin": _basic("GIN", _LAYERS),
-    "gat": _basic("GAT", _LAYERS | {"heads": 1, "jk": "cat"}),
-    "edge_cnn": _basic("EdgeCNN", _LAYERS),
     "pna": _basic("pna", {}),
     "attentive_fp": _basic(
         "AttentiveFP",
@@ -147,11 +144,7 @@ BASIC = {
         (*graph(8, "edge_attr FP32 [E, 4]"), _SOFT[-1]),
         "[G, 3]",
     ),
-    "rect_l": _basic("RECT_L", {"in_channels": 8, "hidden_channels": 16}, out="[N, 8]"),
-    "pmlp": _basic("PMLP", _LAYERS),
-    "neural_fingerprint": _basic("NeuralFingerprint", _LAYERS, _SOFT, "[G, 3]"),
     "sgformer": _basic("SGFormer", _HIDDEN, _SOFT),
-    "polynormer": _basic("Polynormer", _HIDDEN, _SOFT),
     "ar_links": Entry("ARLinkPredictor", graph(8), ("scores FP32 [E]",), _LAYERS),
     "linkx": Entry(
         "LINKX",
