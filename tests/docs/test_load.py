@@ -14,6 +14,8 @@ from tests.docs.pages import texts
 from tests.e2e.support import run_python
 
 PAGE = "docs/load.md"
+#: Of generated graphs, which otherwise take seconds to make.
+SMALL = "--scale 0.01 --max-nodes 300"
 
 
 def lines(mark):
@@ -25,7 +27,7 @@ def test_loads_run(command, server, tmp_path):
     if "--native" in command and front_lacks():
         pytest.skip(front_lacks())
     text = command.replace("127.0.0.1:8001", server.target)
-    text = re.sub(r"--duration \d+", "--duration 2 --max-nodes 300", text)
+    text = re.sub(r"--duration \d+", f"--duration 2 {SMALL}", text)
     assert run_python(["-m", "serve", *text.split()[1:]], tmp_path)
 
 
@@ -45,7 +47,7 @@ def test_searches_run(command, server, tmp_path):
     text = command.replace("127.0.0.1:8001", server.target).replace("'", "")
     # Whether anything is late says little on a machine that does other work.
     text = re.sub(r"late-by-server>1%", "failed>99%", text)
-    text = re.sub(r"--duration \d+", "--requests 3 --max-nodes 300", text)
+    text = re.sub(r"--duration \d+", f"--requests 3 {SMALL}", text)
     assert "requests/s" in run_python(["-m", "serve", *text.split()[1:]], tmp_path)
 
 

@@ -49,7 +49,8 @@ def prometheus(server, tmp_path_factory):
     (shown,) = texts("docs/operators.md", "yaml", "prometheus")
     shown = shown.replace("localhost:8002", f"127.0.0.1:{server.http_port}")
     shown = shown.replace("alerts.yml", str(ALERTS))
-    (folder / "prometheus.yml").write_text(f"global: {{scrape_interval: 1s}}\n{shown}")
+    often = "{scrape_interval: 1s, evaluation_interval: 1s}"
+    (folder / "prometheus.yml").write_text(f"global: {often}\n{shown}")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"

@@ -212,8 +212,8 @@ def test_a_tenants_rate(site):
 def test_a_load_is_sent_encrypted_with_a_token(site, tmp_path):
     def load(*arguments):
         command = [sys.executable, "-m", "loadgen", "--target", site.url(), "--workload", "gcn"]
-        command += ["--requests", "5", "--rate", "50", "--max-nodes", "200", "--json"]
-        command += ["--ca", str(site.authority.certificate), "--timeout", str(PATIENCE_S)]
+        command += ["--requests", "5", "--rate", "50", "--scale", "0.01", "--max-nodes", "200"]
+        command += ["--ca", str(site.authority.certificate), "--timeout", str(PATIENCE_S), "--json"]
         return subprocess.run(
             [*command, *map(str, arguments)],
             capture_output=True, text=True, timeout=PATIENCE_S, check=False,
