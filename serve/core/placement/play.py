@@ -6,11 +6,12 @@ Its promise, with ``sharing.equal`` or any sharing that gives no flow less: the 
 
 import heapq
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from serve.core.placement.job import Assignment, DistributedJob, JobRole, Volumes
-from serve.core.placement.sharing import ActiveFlow, Sharing, equal
+from serve.core.placement.sharing import ActiveFlow, Sharing, equal, equal_parts
 
 #: Bytes that rounding may leave of a flow.
 _ROUNDING_BYTES = 1e-6
@@ -18,8 +19,7 @@ _ROUNDING_BYTES = 1e-6
 _FLOW, _RUN = 0, 1
 
 
-@dataclass(frozen=True, slots=True)
-class PlayedRun:
+class PlayedRun(NamedTuple):
     """One run of a task."""
 
     task: int
@@ -28,8 +28,7 @@ class PlayedRun:
     ended_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class PlayedFlow:
+class PlayedFlow(NamedTuple):
     """What a link sent between machines in one iteration."""
 
     link: int
@@ -93,8 +92,14 @@ class _Player:
         #: Flows that are sent, by link, and those behind them.
         self._active: dict[int, ActiveFlow] = {}
         self._behind: dict[int, deque[tuple[int, float, int]]] = {}
-        self._updated_s = 0.0
-        self._changed = False
+        #: By machine, the flows that go out and that come in, by link; and of which machines these
+        #: have changed.
+        self._going: list[dict[int, ActiveFlow]] = [{} for _ in job.machines]
+        self._coming: list[dict[int, ActiveFlow]] = [{} for _ in job.machines]
+        self._senders: set[int] = set()
+        self._receivers: set[int] = set()
+        self._out_bytes_s = [machine.out_bytes_s for machine in job.machines]
+        self._in_bytes_s = [machine.in_bytes_s for machine in job.machines]
         self._began: dict[tuple[int, int], float] = {}
         self._runs: list[PlayedRun] = []
         self._flows: list[PlayedFlow] = []
@@ -130,7 +135,7 @@ class _Player:
                     self._run_ended(what[0], what[1], now_s)
                 elif what.entry == entry:  # else its rate has changed since
                     self._flow_ended(what, now_s)
-            if self._changed:
+            if self._senders:
                 self._share(now_s)
         makespan_s = max((run.ended_s for run in self._runs), default=0.0)
         return PlayedJob(
@@ -174,44 +179,65 @@ class _Player:
         """Begin with the next flow of a link: of one pair of tasks at most one is active."""
         link = self._job.links[number]
         iteration, ready_s, entry = self._behind[number].popleft()
-        self._active[number] = ActiveFlow(
+        flow = ActiveFlow(
             number, iteration, self._assignment[link.source], self._assignment[link.target],
             (link.target, iteration + link.shift), self._volumes[number][iteration],
-            (ready_s, entry), now_s,
+            (ready_s, entry), now_s, now_s,
         )  # fmt: skip
-        self._changed = True
+        self._active[number] = flow
+        self._going[flow.source][number] = flow
+        self._coming[flow.target][number] = flow
+        self._change(flow)
+
+    def _change(self, flow: ActiveFlow) -> None:
+        self._senders.add(flow.source)
+        self._receivers.add(flow.target)
 
     def _flow_ended(self, flow: ActiveFlow, now_s: float) -> None:
         del self._active[flow.link]
+        del self._going[flow.source][flow.link]
+        del self._coming[flow.target][flow.link]
         self._flows.append(PlayedFlow(flow.link, flow.iteration, flow.began_s, now_s))
-        self._changed = True
+        self._change(flow)
         if self._behind[flow.link]:
             self._send(flow.link, now_s)
         self._release(*flow.waits, now_s)
 
     def _share(self, now_s: float) -> None:
-        """Bring what is left of each flow up to now, and share the network anew."""
-        self._changed = False
-        flows = list(self._active.values())
-        took_s, self._updated_s = now_s - self._updated_s, now_s
-        for flow in flows:
-            flow.left_bytes = max(0.0, flow.left_bytes - flow.rate * took_s)
-        self._count(flows)
-        rates = self._sharing(flows, self._job.machines)
-        for flow, rate in zip(flows, rates, strict=True):
+        """Share the network anew after flows began or ended."""
+        for machine in self._senders:
+            self._most_out[machine] = max(self._most_out[machine], len(self._going[machine]))
+        for machine in self._receivers:
+            self._most_in[machine] = max(self._most_in[machine], len(self._coming[machine]))
+        for flow, rate in self._rates(now_s):
             if rate == flow.rate and flow.left_bytes > _ROUNDING_BYTES:
                 continue
+            flow.count(now_s)
             flow.rate = rate
             self._entries += 1
             flow.entry = self._entries
             if rate > 0 or flow.left_bytes <= _ROUNDING_BYTES:
                 left_s = flow.left_bytes / rate if flow.left_bytes > _ROUNDING_BYTES else 0.0
                 heapq.heappush(self._due, (now_s + left_s, _FLOW, self._entries, flow))
+        self._senders.clear()
+        self._receivers.clear()
 
-    def _count(self, flows: list[ActiveFlow]) -> None:
-        coming, going = [0] * len(self._most_in), [0] * len(self._most_out)
-        for flow in flows:
-            coming[flow.target] += 1
-            going[flow.source] += 1
-        self._most_in = list(map(max, self._most_in, coming))
-        self._most_out = list(map(max, self._most_out, going))
+    def _rates(self, now_s: float) -> Iterable[tuple[ActiveFlow, float]]:
+        """Return the flows whose rate may have changed, each with its rate."""
+        machines = self._job.machines
+        if self._sharing is not equal:
+            flows = list(self._active.values())
+            for flow in flows:
+                flow.count(now_s)
+            return zip(flows, self._sharing(flows, machines), strict=True)
+        # Only flows beside one that began or ended, of which there are few on many machines.
+        beside: dict[int, ActiveFlow] = {}
+        for machine in self._senders:
+            beside |= self._going[machine]
+        for machine in self._receivers:
+            beside |= self._coming[machine]
+        out_parts = equal_parts(self._out_bytes_s, map(len, self._going))
+        in_parts = equal_parts(self._in_bytes_s, map(len, self._coming))
+        return [
+            (flow, min(out_parts[flow.source], in_parts[flow.target])) for flow in beside.values()
+        ]

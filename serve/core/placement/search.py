@@ -11,7 +11,12 @@ from math import exp
 from random import Random
 from typing import Literal
 
-from serve.core.placement.critical import SETTLED, settled_bound_s, settled_path_s
+from serve.core.placement.critical import (
+    SETTLED,
+    lower_bound_s,
+    settled_bound_s,
+    settled_path_s,
+)
 from serve.core.placement.feasible import first_placement
 from serve.core.placement.job import (
     Assignment,
@@ -104,25 +109,27 @@ def search(
     walk = _Walk(
         job, params, first, lambda where: estimate_s(job, where, typical, params.iterations)
     )
-    runs: dict[Assignment, float] = {}
 
     def run_s(where: Assignment) -> float:
-        if where not in runs:
-            runs[where] = played(job, where, volumes, sharing, params.window).makespan_s
-        return runs[where]
+        return played(job, where, volumes, sharing, params.window).makespan_s
 
-    best, best_s, shortest_s = first, run_s(first), walk.cost_s
-    accepted = 0
+    first_s = run_s(first)
+    best, best_s, shortest_s = first, first_s, walk.cost_s
+    accepted, run_count, seen = 0, 1, {first}
     for _ in range(params.steps):
         if walk.step(rng):
             accepted += 1
             where, cost_s = walk.assignment, walk.cost_s
             if walk.excess == 0 and cost_s < (1 + params.margin) * shortest_s:
                 shortest_s = min(shortest_s, cost_s)
-                if run_s(where) < best_s:
-                    best, best_s = where, run_s(where)
+                # A run takes much longer than its bound, which tells most that are no better.
+                if where not in seen and lower_bound_s(job, where, volumes) < best_s:
+                    run_count += 1
+                    if (makespan_s := run_s(where)) < best_s:
+                        best, best_s = where, makespan_s
+                seen.add(where)
         visit(walk.assignment)
-    return FoundPlacement(best, best_s, first, runs[first], len(runs), accepted)
+    return FoundPlacement(best, best_s, first, first_s, run_count, accepted)
 
 
 class _Walk:

@@ -1,6 +1,6 @@
 """How the flows between machines share the machines' networks."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,9 +22,16 @@ class ActiveFlow:
     ready: tuple[float, int]
     #: When it began to be sent: one flow of a pair of tasks at a time is.
     began_s: float
+    #: Until when `left_bytes` counts what was sent.
+    counted_s: float
     rate: float = 0.0
     #: Of the agenda, when it ends at this rate.
     entry: int = 0
+
+    def count(self, now_s: float) -> None:
+        """Bring what is left up to now."""
+        self.left_bytes = max(0.0, self.left_bytes - self.rate * (now_s - self.counted_s))
+        self.counted_s = now_s
 
 
 #: A machine, and "out" or "in".
@@ -41,6 +48,11 @@ def _ends(flow: ActiveFlow) -> tuple[Interface, Interface]:
 def _bytes_s(machines: Sequence[JobMachine], end: Interface) -> float:
     machine = machines[end[0]]
     return machine.out_bytes_s if end[1] == "out" else machine.in_bytes_s
+
+
+def equal_parts(rates: Iterable[float], counts: Iterable[int]) -> list[float]:
+    """Return what each flow at an interface gets, by the interface's rate and flows."""
+    return [rate / count if count else rate for rate, count in zip(rates, counts, strict=True)]
 
 
 def _counted(flows: Sequence[ActiveFlow]) -> tuple[dict[int, int], dict[int, int]]:

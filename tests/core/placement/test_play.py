@@ -98,6 +98,15 @@ def test_ways_without_a_promise_break_the_bound_at_times():
     assert broken
 
 
+def test_flows_that_nothing_changed_beside_keep_their_rates():
+    """Those that are shared out anew are as many as need it: the runs are as if all were."""
+    for job, where, volumes in instances(200, "beside"):
+        found = played(job, where, volumes)
+        anew = played(job, where, volumes, lambda flows, machines: equal(flows, machines))
+        assert found.makespan_s == pytest.approx(anew.makespan_s)
+        assert (found.most_in, found.most_out) == (anew.most_in, anew.most_out)
+
+
 @pytest.mark.parametrize("name", SHARINGS)
 def test_every_way_of_sharing_keeps_the_rules(name):
     """Nothing starts before what it waits for; no interface carries more than it can."""
