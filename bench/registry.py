@@ -59,6 +59,8 @@ SECTIONS: dict[str, tuple[Entry, ...]] = {
               "papers.training_pmc", "papers.md"),
         Entry("What do CoGNN's policies make of its queues, and what memory do their groups take?",
               "papers.cognn", "papers.md"),
+        Entry("What do CoGNN's estimates and decisions cost, in epochs of a queue?",
+              "papers.cognn_costs", "papers.md"),
         Entry("What do the DGTP paper's placement and sharing of the network save?",
               "papers.dgtp", "papers.md"),
     ),

@@ -215,6 +215,17 @@ def queue_groups() -> str:
     })  # fmt: skip
 
 
+def queue_costs() -> str:
+    """Return CoGNN's Figure 13."""
+    return flat(read_result("cognn_costs")["rows"], {
+        "queue": "{queue}", "policy": lambda row: COGNN[row["policy"]],
+        "an epoch, s": "{epoch_s:.2f}",
+        "estimating, in the paper": "{paper_estimate:.1f}", "here": "{estimate:.1f}",
+        "the closed form": "{closed_form:.4f}",
+        "scheduling, in the paper": "{paper_schedule:.1f}", "here ": "{schedule:.4f}",
+    })  # fmt: skip
+
+
 def testbeds() -> str:
     """Return what DGTP saves beside DistDGL, the paper's first."""
     return flat(read_result("dgtp")["testbeds"], {
@@ -246,6 +257,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "cognn queues": queues,
     "cognn ratios": queue_ratios,
     "cognn groups": queue_groups,
+    "cognn costs": queue_costs,
     "dgtp testbeds": testbeds,
     "dgtp clusters": clusters,
 }

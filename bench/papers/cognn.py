@@ -42,6 +42,7 @@ from serve.sim.device import DeviceModel, Offered
 from serve.sim.engine import simulate
 from serve.sim.paper import shared_by
 from serve.sim.report import SimReport
+from serve.sim.workload import System
 
 #: For tasks, of the V100's 32 GB.
 MEMORY_BYTES = Bytes(26 << 30)
@@ -107,8 +108,8 @@ def parallelism(queue: Sequence[TrainingTask], device: str) -> float:
     return 1 / fmean(OCCUPANCY[one.model] for one in queue) if device == "occupancy" else 1.0
 
 
-def simulated(name: str, queue_name: str, device: str) -> SimReport:
-    """Return what a system makes of a queue."""
+def setup(name: str, queue_name: str, device: str) -> tuple[list[Offered], System]:
+    """Return a queue's tasks, and a system on a device."""
     queue = QUEUES[queue_name]
     resident_s = beyond_s(queue_name) if device == "fitted" else 0.0
     tasks = offered(queue, lambda one: one.start_s if name == "default" else resident_s)
@@ -128,7 +129,13 @@ def simulated(name: str, queue_name: str, device: str) -> SimReport:
         shared_by(parallelism(queue, device), WORKERS), switch_ns=Nanos(0), paging=PAGING,
         capacity_bytes=MEMORY_BYTES,
     )  # fmt: skip
-    return simulate(tasks, params, model)
+    return tasks, System(params, model)
+
+
+def simulated(name: str, queue_name: str, device: str) -> SimReport:
+    """Return what a system makes of a queue."""
+    tasks, system = setup(name, queue_name, device)
+    return simulate(tasks, system.params, system.device)
 
 
 def times(report: SimReport) -> dict[str, float]:

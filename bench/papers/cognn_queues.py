@@ -131,3 +131,11 @@ LOG_GROUP_MIB: dict[str, dict[str, tuple[float, ...]]] = {
         "Mix": (14.423, 13.639, 13.324, 10.954, 9.877, 9.533, 8.994, 8.858, 9.008, 8.974),
     },
 }
+#: Figure 13: epochs that estimating and scheduling take, by queue and policy.
+FIGURE_13 = {
+    ("GCN", "base"): (2.75, 3.53), ("GCN", "lmcf"): (2.74, 5.18), ("GCN", "bmc"): (2.70, 5.26),
+    ("SAGE", "base"): (3.02, 6.59), ("SAGE", "lmcf"): (2.93, 4.29), ("SAGE", "bmc"): (2.94, 6.05),
+    ("GAT", "base"): (2.13, 3.77), ("GAT", "lmcf"): (2.02, 3.77), ("GAT", "bmc"): (2.25, 4.52),
+    ("GIN", "base"): (1.24, 2.39), ("GIN", "lmcf"): (1.26, 1.91), ("GIN", "bmc"): (1.08, 1.78),
+    ("Mix", "base"): (1.56, 3.56), ("Mix", "lmcf"): (1.61, 2.68), ("Mix", "bmc"): (1.68, 2.86),
+}  # fmt: skip

@@ -35,8 +35,10 @@ from serve.core.scheduler import Scheduler
 from serve.core.types import Nanos
 from serve.graphs.datasets import TABLE_4, load_dataset
 from serve.native import Meter
+from serve.sim.device import Offered
 from serve.sim.engine import Simulation
 from serve.sim.paper import GNNSCHED
+from serve.sim.workload import System
 
 SYSTEMS = (*GNNSCHED, OURS)
 #: "All errors are below": Figure 9.
@@ -170,19 +172,23 @@ def scheduling(
     device: Device, system: str, load: str, queue: str, seed: int
 ) -> tuple[float, float]:
     """Return nanoseconds of all decisions, and of the run, for a request of the queue."""
-    made = device.system(system)
     slot_s = device.slot * device.queues.mean_solo_s(queue, seed)
     requests = device.queues.requests(queue, LOADS[load], slot_s, seed)
-    recorder = Recorder(made.params)
-    Simulation(recorder, made.device).run(requests)
-    again = Scheduler(made.params)
+    run_ns = fmean(offered.run_ns for offered in requests)
+    return deciding(device.system(system), requests) / len(requests), run_ns
+
+
+def deciding(system: System, requests: Sequence[Offered]) -> int:
+    """Return nanoseconds of all decisions about these requests, on a scheduler of their own."""
+    recorder = Recorder(system.params)
+    Simulation(recorder, system.device).run(requests)
+    again = Scheduler(system.params)
 
     def handle_all() -> None:
         for event, now_ns in recorder.told:
             again.handle(event, now_ns)
 
-    run_ns = fmean(offered.run_ns for offered in requests)
-    return timed(handle_all) / len(requests), run_ns
+    return timed(handle_all)
 
 
 def insert_and_clear(meter: Meter, times: int) -> None:
@@ -192,7 +198,7 @@ def insert_and_clear(meter: Meter, times: int) -> None:
         meter.clear()
 
 
-def timed(act: Callable[[], None]) -> int:
+def timed(act: Callable[[], object]) -> int:
     """Return nanoseconds of processor time that this thread takes to act."""
     started_ns = time.thread_time_ns()
     act()

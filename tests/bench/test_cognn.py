@@ -1,9 +1,11 @@
 """CoGNN's queues: what is taken from the paper adds up, and the systems come out in its order."""
 
+import argparse
 from statistics import fmean
 
 import pytest
 
+from bench.papers import cognn_costs
 from bench.papers.cognn import MEMORY_BYTES, WORKERS, groups, simulated, times
 from bench.papers.cognn_queues import LOG_GROUP_MIB, QUEUES, TABLE_V
 
@@ -49,3 +51,17 @@ def test_groups_are_the_papers_and_fit(policy, name):
     assert found["most_gib"] == pytest.approx(found["paper_most_gib"], rel=0.08)
     assert found["most_reserved_gib"] <= MEMORY_BYTES / (1 << 30)
     assert len(QUEUES[name]) <= WORKERS * found["count"]
+
+
+def test_what_decisions_cost_is_told_in_epochs_of_the_queue(monkeypatch):
+    """Whatever the clock says: here each act takes as long as an epoch of the GCN queue."""
+    epoch_ns = 1e9 * cognn_costs.epoch_s(QUEUES["GCN"])
+    monkeypatch.setattr(cognn_costs, "deciding", lambda system, tasks: 2 * epoch_ns)
+    monkeypatch.setattr(cognn_costs, "timed", lambda act: epoch_ns)
+    options = argparse.Namespace(queues=("GCN",), tasks=20, runs=1)
+    found = list(cognn_costs.rows(options, meter=None))
+    assert [row["policy"] for row in found] == ["base", "lmcf", "bmc"]
+    # All tasks of this queue differ in data or layers.
+    assert all(row["estimate"] == pytest.approx(20) for row in found)
+    assert all(row["schedule"] == pytest.approx(2) for row in found)
+    assert found[1]["paper_schedule"] == 5.18
