@@ -143,6 +143,8 @@ SECTIONS: dict[str, tuple[Entry, ...]] = {
               "graphs.hot_rows", "gpu.md"),
         Entry("What do requests fetch from other machines when features are shared out?",
               "graphs.partitions", "cluster.md", apart="needs gnnserve[cluster]"),
+        Entry("What does a graph that is shared out over four servers cost a request?",
+              "graphs.shared_rows", "cluster.md", apart="needs gnnserve[cluster]"),
     ),
     "GPU": (
         Entry("Everything that needs a GPU",

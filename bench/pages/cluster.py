@@ -79,6 +79,15 @@ def partitions() -> str:
     })  # fmt: skip
 
 
+def shared_rows() -> str:
+    """Return what features of other servers cost, by request, and by the link alone."""
+    return flat(read_result("shared_rows")["rows"], {
+        "what": "{what}", "key": "{key}", "rows elsewhere": "{elsewhere:,.0f}",
+        "p50, ms": "{ms:.2f}", "p99, ms": "{p99_ms:.2f}", "from the whole graph": "{whole_ms}",
+        "added": "{added_ms}", "processors, µs": "{cpu_us:,.0f}",
+    })  # fmt: skip
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "routing, alike": alike,
     "routing, unlike": unlike,
@@ -88,4 +97,5 @@ TABLES: dict[str, Callable[[], str]] = {
     "cluster soak": soak,
     "cluster rollout": rollout,
     "cluster partitions": partitions,
+    "cluster shared rows": shared_rows,
 }

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from queue import Empty, LifoQueue
 from typing import Any
@@ -111,20 +112,31 @@ class SharedRows:
                 )
             try:
                 link.ask(fetch, wanted)
-
-                def arrive(target: NDArray[Any], at: Ids) -> int:
-                    began_ns = time.monotonic_ns()
-                    link.collect(fetch, wanted, target, at)
-                    waited_ns = time.monotonic_ns() - began_ns
-                    self._ended(fetch, link, waited_ns, of.graph)
-                    return waited_ns
-
-                yield arrive
+                yield partial(self._arrive, link, fetch, wanted)
             finally:
                 with self._lock:
                     fetch.end()
         finally:
             self._links.put(link)
+
+    def _arrive(
+        self, link: Link, fetch: RowFetch, wanted: WantedRows, target: NDArray[Any], at: Ids
+    ) -> int:
+        """Wait for the rows and write them; see ``RowSource.asked``."""
+        began_ns = time.monotonic_ns()
+        link.collect(fetch, wanted, target, at)
+        waited_ns = time.monotonic_ns() - began_ns
+        received_bytes, link.received_bytes = link.received_bytes, 0
+        with self._lock:
+            self.counts["got" if fetch.lost is None else "lost"] += 1
+            self.counts["bytes"] += received_bytes
+            self.counts["waited_ns"] += waited_ns
+        if fetch.lost is not None:
+            raise NotReady(
+                f"graph '{wanted.of_rows.graph}': no server gave features of part"
+                f" {fetch.lost.part}: {fetch.lost.told}"
+            )
+        return waited_ns
 
     def _link(self) -> Link:
         try:
@@ -134,19 +146,6 @@ class SharedRows:
                 f"{MOST_FETCHES} requests get features from other servers, and none ended in"
                 f" {_TURN_S:g} s"
             ) from None
-
-    def _ended(self, fetch: RowFetch, link: Link, waited_ns: int, graph: str) -> None:
-        """Count a request's rows; raises NotReady when they are lost."""
-        received_bytes, link.received_bytes = link.received_bytes, 0
-        with self._lock:
-            self.counts["got" if fetch.lost is None else "lost"] += 1
-            self.counts["bytes"] += received_bytes
-            self.counts["waited_ns"] += waited_ns
-        if fetch.lost is not None:
-            raise NotReady(
-                f"graph '{graph}': no server gave features of part {fetch.lost.part}:"
-                f" {fetch.lost.told}"
-            )
 
     def close(self) -> None:
         """Give and get nothing any more. Idempotent."""
