@@ -7,8 +7,9 @@ A real server with TLS, tokens of eight tenants and a held graph gets requests o
 client processes, while about every second something is done to it (``faults``). All is recorded;
 ``checker`` then says what held. Exits with 1 when something did not.
 
-A long run is divided into parts, each with a server, a record and a check of its own. In a folder
-that holds some of them already, the others are run. ``total`` adds up what the parts found.
+A long run is divided into parts, each with a server, a record and a check of its own. In every
+second part nothing ends a process of the server, as only long lives tell of leaks. In a folder that
+holds some parts already, the others are run. ``total`` adds up what the parts found.
 """
 
 import argparse
@@ -29,8 +30,8 @@ from typing import Any
 
 import msgspec
 
-from bench.chaos.client import FLOOD
-from bench.chaos.faults import FAULTS, Faults
+from bench.chaos.client import FLOOD, LONG_LIVES
+from bench.chaos.faults import ENDING, FAULTS, Faults
 from bench.chaos.history import append
 from bench.chaos.machine_faults import PIDS, Disk, Violated
 from bench.chaos.outside import Outside
@@ -236,6 +237,9 @@ def disturb(lives: Lives, options: argparse.Namespace, busy: Callable[[], bool],
     began = time.monotonic()
     rounds: list[str] = []
     names = options.only.split(",") if options.only else list(FAULTS)
+    if options.long_lives:
+        names = [name for name in names if name not in ENDING]
+    most_restarts = 0 if options.long_lives else options.restarts
     restarts = 0
 
     def share() -> float:
@@ -247,8 +251,8 @@ def disturb(lives: Lives, options: argparse.Namespace, busy: Callable[[], bool],
     while busy() and share() < 1:
         time.sleep(PAUSE_S)
         began += paused(lives.world)
-        at_share = FIRST_LIFE + (1 - FIRST_LIFE) * restarts / max(options.restarts, 1)
-        if restarts < options.restarts and share() > at_share:
+        at_share = FIRST_LIFE + (1 - FIRST_LIFE) * restarts / max(most_restarts, 1)
+        if restarts < most_restarts and share() > at_share:
             restarts += 1
             how = "stopped" if restarts % 4 == 2 else "killed"
             print(f"the server is {how}", flush=True)
@@ -327,6 +331,8 @@ def run(folder: Path, options: argparse.Namespace, seed: int) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     world = make_world(folder)
     world.scratch.mkdir()
+    if options.long_lives:
+        (folder / LONG_LIVES).touch()
     with ExitStack() as stack:
         clock = disk = None
         with suppress(OSError, subprocess.CalledProcessError):
@@ -365,6 +371,7 @@ def run(folder: Path, options: argparse.Namespace, seed: int) -> int:
     end["alone"] = options.alone
     end["drain_s"] = DRAIN_S
     end["seed"] = seed
+    end["long_lives"] = options.long_lives
     end |= envelope()
     (folder / "end.json").write_bytes(msgspec.json.encode(end))
     checker = [sys.executable, "-m", "bench.chaos.checker", str(folder)]
@@ -430,6 +437,9 @@ def main() -> None:
     parser.add_argument("--only", default="", help="names of faults, by commas")
     parser.add_argument("--parts", type=int, default=1, help="how many runs, seeds from --seed on")
     parser.add_argument("--folder", type=Path, help="empty; default: one that is removed")
+    parser.add_argument(
+        "--long-lives", action="store_true", help="nothing ends a process of the server"
+    )
     parser.add_argument("--journal", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--alone", action="store_true", help="nothing else runs: judge times too")
     options = parser.parse_args()
@@ -443,12 +453,14 @@ def main() -> None:
         if options.parts == 1:
             sys.exit(run(folder, options, options.seed))
         failed = 0
+        always = options.long_lives
         for seed in range(options.seed, options.seed + options.parts):
             part = folder / f"part-{seed}"
             if (part / VERDICT).exists():
                 continue
             shutil.rmtree(part, ignore_errors=True)
-            print(f"part {seed}", flush=True)
+            options.long_lives = always or seed % 2 == 1
+            print(f"part {seed}{', of long lives' * options.long_lives}", flush=True)
             failed += run(part, options, seed) != 0
     sys.exit(failed > 0)
 

@@ -36,7 +36,7 @@ BUSY_SHARE = 0.9
 UNNOTICED_S = 5.0
 #: Share of requests in time beside a flood, as a part of that without, and the least number of
 #: requests on either side to judge it by.
-BESIDE_FLOOD, ENOUGH_BESIDE = 0.9, 500
+BESIDE_FLOOD, ENOUGH_BESIDE = 0.9, 400
 #: Time in which lanes are up again, and time of a stop beyond `server.drain_timeout_s`.
 LANES_UP_S, STOP_S = 15.0, 5.0
 #: Share of requests that may have another status in the report than at the client.

@@ -5,9 +5,9 @@
 It makes a file `client-NUMBER.ready` in the folder when it begins, and ends when it has sent
 REQUESTS or when there is a file `stop`. It sends at most RATE requests a second, or with 0 as many
 as are answered. While there is a file `calm`, it sends plain requests only, and few of them; while
-there is a file `pause`, none. The client with the number `FLOOD` is one tenant's, and sends only
-while there is a file `flood`: as much as it can. What a kind of request may end with is the
-checker's to know.
+there is a file `pause`, none. Where there is a file `long-lives`, no request ends a lane. The
+client with the number `FLOOD` is one tenant's, and sends only while there is a file `flood`: as
+much as it can. What a kind of request may end with is the checker's to know.
 """
 
 import itertools
@@ -62,6 +62,8 @@ PATIENCE_S = 120.0
 THREADS = 8
 #: Number of the client that floods, its threads, and its tenant.
 FLOOD, FLOOD_THREADS, FLOOD_TENANT = 2, 24, 0
+#: File that is there from the start on where no request shall end a lane.
+LONG_LIVES = "long-lives"
 #: Mean time between two requests of a thread while the clients are calm.
 _CALM_S = 0.4
 #: Time after a request that found no server, before the next.
@@ -76,8 +78,9 @@ _HELD_IDS = tuple(
     np.random.default_rng(n).choice(HELD_NODES, 1 + n % 5, replace=False).astype(np.int64)
     for n in range(CASES)
 )
+_RAISING_WORDS = (chaos_models.RAISE, chaos_models.SYS_EXIT) * 40
 _BAD_WORDS = (
-    *(chaos_models.RAISE, chaos_models.SYS_EXIT) * 40,
+    *_RAISING_WORDS,
     chaos_models.EXIT,
     chaos_models.CRASH,
     chaos_models.STOP,
@@ -151,6 +154,8 @@ class Sender:
         self._infer: Any = channel.unary_unary(INFER_METHOD)
         self._stream: Any = channel.stream_stream(STREAM_METHOD)
         self._stub = stubs.GRPCInferenceServiceStub(channel)  # type: ignore[no-untyped-call]
+        has_long_lives = (world.folder / LONG_LIVES).exists()
+        self._bad_words = _RAISING_WORDS if has_long_lives else _BAD_WORDS
         self._counter = itertools.count()
         self._kinds: dict[str, tuple[int, Callable[[], Asked]]] = {
             "tensors": (40, self._tensors),
@@ -195,12 +200,16 @@ class Sender:
     def _send(self, asked: Asked) -> None:
         metadata = self._expiring if asked.kind == "expiring" else self._metadata
         self._began(asked)
-        call = self._infer.future(asked.message, timeout=asked.timeout_s, metadata=metadata)
-        if asked.cancel_after_s is not None:
-            time.sleep(asked.cancel_after_s)
-            call.cancel()
+        limits = {"timeout": asked.timeout_s, "metadata": metadata}
         try:
-            answer = decode_response(call.result())
+            if asked.cancel_after_s is None:
+                message = self._infer(asked.message, **limits)
+            else:
+                call = self._infer.future(asked.message, **limits)
+                time.sleep(asked.cancel_after_s)
+                call.cancel()
+                message = call.result()
+            answer = decode_response(message)
         except grpc.FutureCancelledError:
             self._ended(asked.id, "CANCELLED", by_client=True)
         except grpc.RpcError as error:
@@ -301,7 +310,7 @@ class Sender:
         if self._random.random() < 0.5:
             kind = "bad_well"
         else:
-            x[0, 0] = self._random.choice(_BAD_WORDS)
+            x[0, 0] = self._random.choice(self._bad_words)
         return self._asked(kind, BAD, number, {"x": x, "edge_index": edges}, timeout_s=5.0)
 
     # -- streams ------------------------------------------------------------------------------

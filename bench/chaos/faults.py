@@ -244,3 +244,9 @@ FAULTS: dict[str, Callable[[Faults], str]] = {
     "clock forwards": lambda faults: step_clock(faults.clock, forwards=True),
     "clock backwards": lambda faults: step_clock(faults.clock, forwards=False),
 }
+#: Those that end or replace processes of the server.
+ENDING = frozenset((
+    "lane killed", "lane stopped", "fork server killed", "gateway killed", "calibrator killed",
+    "unloaded", "loaded for a while", "version rolled", "weights overwritten", "no descriptors",
+    "no threads",
+))  # fmt: skip

@@ -10,8 +10,8 @@ import numpy as np
 from bench.chaos.record import Record
 
 #: Fewer calls than this in one life of the server say nothing about leaks; and in a lane's life,
-#: of which many are short, so that the median of them counts.
-ENOUGH_CALLS, ENOUGH_OF_LANE, ENOUGH_LANES = 20_000, 8_000, 5
+#: of which the median of at least so many counts.
+ENOUGH_CALLS, ENOUGH_OF_LANE, ENOUGH_LANES = 20_000, 8_000, 2
 #: Least share of a life that is left out, and parts of the rest. The least that was held in each
 #: part counts, of descriptors the median, as what is held for a moment is no leak.
 WARM_UP, STRETCHES = 0.2, 8

@@ -29,6 +29,7 @@ def part_of(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         "commit": end["commit"],
         "load_average": end["load_average"],
         "alone": end["alone"],
+        "long_lives": end.get("long_lives", False),
         "restarts": len(lives) - 1,
         "killed": sum(one["how"] == "killed" for one in lives),
         "failed": [one["name"] for one in findings if not one["holds"]],

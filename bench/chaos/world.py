@@ -12,6 +12,7 @@ import subprocess
 import tempfile
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -105,12 +106,15 @@ class World:
         return self.repository / model / str(version) / WEIGHTS_FILE
 
 
+@cache
 def case(number: int) -> tuple[Array, Array]:
-    """Return x float32 [N, 32] and edge_index int64 [2, E] of a case; sizes differ."""
+    """Return x float32 [N, 32] and edge_index int64 [2, E] of a case, to read; sizes differ."""
     rng = np.random.default_rng(number)
     nodes = int(rng.integers(2, 400))
     x = rng.standard_normal((nodes, FEATURES), dtype=np.float32)
-    return x, rng.integers(0, nodes, (2, 4 * nodes))
+    edges = rng.integers(0, nodes, (2, 4 * nodes))
+    x.flags.writeable = edges.flags.writeable = False
+    return x, edges
 
 
 def held_features(state: int) -> Array:

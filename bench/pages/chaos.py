@@ -34,6 +34,7 @@ def _parts() -> str:
         rows.append(one | figures | {
             "code": one["commit"].rstrip("+"),
             "killed": one.get("killed", "not counted"),
+            "lives": "long" if one.get("long_lives") else "any",
             "ends": one["restarts"] + 1,
             "load": f"{one['load_average'][1]:.0f}",
             "done": f"{sum(one['faults'].values()):,}",
@@ -41,8 +42,8 @@ def _parts() -> str:
             "bad": ", ".join(one["failed"]) or "nothing",
         })  # fmt: skip
     return flat(rows, {
-        "commit": "{code}", "load of the machine": "{load}", "requests": "{requests}",
-        "answers compared": "{answers compared}", "faults": "{done}",
+        "commit": "{code}", "lives": "{lives}", "load of the machine": "{load}",
+        "requests": "{requests}", "answers compared": "{answers compared}", "faults": "{done}",
         "ends of the main process": "{ends}", "by a kill": "{killed}",
         "share in time beside floods ÷ without": "{beside}", "did not hold": "{bad}",
     })  # fmt: skip
