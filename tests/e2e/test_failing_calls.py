@@ -2,7 +2,7 @@
 
 Each case has the n-th call of a kind fail while the server is asked, loads a model and restarts a
 lane; where forks fail, also its gateway and its fork server. Whatever fails then, the server is as
-before soon after. FAIL_CALLS=all tries every n.
+before soon after. FAIL_CALLS=all tries every n, FAIL_CALLS=20 so many of each kind.
 """
 
 import mmap
@@ -120,6 +120,13 @@ def some_work(server, kind: str) -> None:
             os.kill(min(lanes), signal.SIGKILL)
 
 
+def tells(server, name: str, wanted: float) -> bool:
+    """Return True when the metric has that value; a busy server may tell nothing at times."""
+    with suppress(AssertionError):
+        return metric(server, name) == wanted
+    return False
+
+
 def assert_as_before(server, expected) -> None:
     """All lanes are up, nothing is reserved, and models answer rightly."""
 
@@ -132,8 +139,8 @@ def assert_as_before(server, expected) -> None:
 
     wait_for(answers, "an answer")
     wait_for(lambda: http_get(server, "/v2/health/ready")[0] == 200, "a server that is ready")
-    wait_for(lambda: metric(server, "gnnserve_lanes_up") == LANES, "all lanes")
-    wait_for(lambda: metric(server, "gnnserve_memory_reserved_bytes") == 0, "an empty ledger")
+    wait_for(lambda: tells(server, "gnnserve_lanes_up", LANES), "all lanes")
+    wait_for(lambda: tells(server, "gnnserve_memory_reserved_bytes", 0), "an empty ledger")
     with tritonclient.grpc.InferenceServerClient(server.target) as client:
         client.load_model("sage", client_timeout=PATIENCE_S)
     with raw_channel(server) as call:
@@ -149,7 +156,8 @@ def test_a_server_is_as_before_after_any_call_has_failed(short, failing, referen
     assert_as_before(short, expected)
     made = failing.calls(kind) - before
     assert made, "no such call is made"
-    most = made if os.environ.get("FAIL_CALLS") == "all" else KINDS[kind]
+    asked = os.environ.get("FAIL_CALLS", "")
+    most = made if asked == "all" else min(int(asked or KINDS[kind]), made)
     for number in sorted({1 + at * made // most for at in range(most)}):
         failing.fail(kind, number)
         some_work(short, kind)
