@@ -5,6 +5,7 @@ import math
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -24,8 +25,9 @@ _MOST_WAITING = 8
 #: Larger answers are sent from where they are.
 _COPIED_BYTES = 64 << 10
 _ID_BYTES = 8
-#: A version is given for so long after the next one came, and this many of them.
-_KEPT_S, _MOST_KEPT = 2.0, 256
+#: A version is given for so long after the next one came, and those before the newest while what
+#: each has of its own takes no more than this, or than that share of the newest.
+_KEPT_S, _KEPT_BYTES, _KEPT_SHARE = 2.0, 64 << 20, 1 / 4
 _LATER = "has not made the same changes"
 #: Where libzmq asks whether a key is one that may connect (ZeroMQ RFC 27).
 _ZAP = "inproc://zeromq.zap.01"
@@ -84,7 +86,7 @@ class RowStore:
             for changes, held in self._versions.get(of_rows.graph, {}).items()
             if held.until_s > now_s and changes != of_rows.changes
         ]
-        versions = [*kept[-_MOST_KEPT:], _Held(column, math.inf)]
+        versions = [*_affordable(kept, column), _Held(column, math.inf)]
         # The thread that answers reads what it was before or what it is after.
         self._versions[of_rows.graph] = {one.column.of_rows.changes: one for one in versions}
 
@@ -169,3 +171,16 @@ class RowStore:
         if rows is None:
             return f"holds part {column.source.part}, and was asked for rows of another"
         return rows
+
+
+def _affordable(older: Sequence[_Held], newest: SharedColumn) -> list[_Held]:
+    """Return the latest of the older versions whose memory is within its bound, in their order."""
+    left_bytes = max(_KEPT_BYTES, int(_KEPT_SHARE * newest.nbytes))
+    found, after = [], newest
+    for held in reversed(older):
+        left_bytes -= held.column.own_bytes(after)
+        if left_bytes < 0:
+            break
+        found.append(held)
+        after = held.column
+    return found[::-1]

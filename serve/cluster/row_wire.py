@@ -6,15 +6,11 @@ hears those alone who have the key.
 
 import hashlib
 import hmac
-from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 import zmq
 from zmq.utils import z85
-
-from serve.errors import ConfigError
-from serve.files import read_named_text
 
 #: Bytes of rows that one message asks for, about, and most bytes of any message.
 PIECE_BYTES, MOST_BYTES = 4 << 20, 16 << 20
@@ -22,8 +18,6 @@ PIECE_BYTES, MOST_BYTES = 4 << 20, 16 << 20
 MOST_ID_BYTES = 1 << 20
 #: Dtypes that rows are stored in.
 DTYPES = ("float32", "float16", "uint8")
-#: Most servers of a graph, and most bytes of the file that names them.
-MOST_STORES, _MOST_FILE_BYTES = 256, 1 << 16
 #: Time for a connection to say who it is.
 _HANDSHAKE_MS = 1000
 
@@ -75,25 +69,3 @@ def secure(socket: "zmq.Socket[bytes]", keys: Keys | None, *, listens: bool) -> 
         socket.curve_server = True
     else:
         socket.curve_serverkey = keys.public
-
-
-def read_stores(file: Path) -> dict[str, int]:
-    """Return the part of each server in the file: `host:port PART`, a line for each.
-
-    Raises ConfigError. Empty lines and what follows `#` say nothing.
-    """
-    found: dict[str, int] = {}
-    lines = read_named_text(file, _MOST_FILE_BYTES).splitlines()
-    for number, line in enumerate(lines, start=1):
-        words = line.partition("#")[0].split()
-        if not words:
-            continue
-        host, _, port = words[0].rpartition(":")
-        if len(words) != 2 or not (host and port.isdecimal() and words[1].isdecimal()):
-            raise ConfigError(f"{file}:{number}: expected host:port and the number of a part")
-        if words[0] in found:
-            raise ConfigError(f"{file}:{number}: {words[0]} is named twice")
-        found[words[0]] = int(words[1])
-    if not 1 <= len(found) <= MOST_STORES:
-        raise ConfigError(f"{file}: {len(found)} servers, expected 1 to {MOST_STORES}")
-    return found

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from serve.access.front_stamps import read_key
 from serve.cluster.row_link import Link, WantedRows
 from serve.cluster.row_store import RowStore
-from serve.cluster.row_wire import Keys, read_stores
+from serve.cluster.row_wire import Keys
+from serve.cluster.stores_file import read_stores
 from serve.core.cluster.rows import RowFetch, Stores, expected_ns
 from serve.errors import NotReady
 from serve.graphs.csr import Ids
@@ -45,7 +46,7 @@ class SharedRows:
         Args:
             part: Part of the nodes whose features are here.
             listen: `host:port`, where others ask for rows of it.
-            stores_file: Names all servers, this one too, see ``row_wire.read_stores``.
+            stores_file: Names all servers, this one too, see ``stores_file``.
             key_file: Has what servers share; None: whoever reaches the port is given rows.
             patience_ms: Time after which a server that sends nothing has none to give.
         """

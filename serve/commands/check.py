@@ -13,17 +13,22 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
+from serve.access.front_stamps import read_key
 from serve.access.tokens import read_tokens
+from serve.cluster.stores_file import read_stores
 from serve.commands.configured import certificate_files, device_of
 from serve.config import Config, SchedulingConfig, read_config
 from serve.config_settings import Setting
 from serve.core.disciplines import DISCIPLINES
 from serve.errors import ConfigError, ServeError
 from serve.files import printable
+from serve.graphs.sharing import read_parts
 from serve.models.cache import require_own
 from serve.models.repository import BrokenModel, ModelSpec, scan, unknown_names
 from serve.obs.schema import check_ours
@@ -73,6 +78,7 @@ def check_config(
     report.gather(lambda: _wrong_tokens(config), where)
     report.gather(lambda: _wrong_certificates(config), where)
     report.gather(lambda: _wrong_graphs(config, report), where)
+    report.gather(lambda: _wrong_rows(config), where)
     report.gather(lambda: _wrong_cache(config), where)
     if not os.access(_nearest_existing(config.cache_path()), os.W_OK):
         report.warnings.append(
@@ -156,6 +162,24 @@ def _wrong_certificates(config: Config) -> Iterator[str]:
     if (files := certificate_files(config)) is not None:
         files.load()
     yield from ()
+
+
+def _wrong_rows(config: Config) -> Iterator[str]:
+    """Yield what keeps features from being shared out; raises ConfigError for its files."""
+    rows = config.cluster.rows
+    if rows.listen is None or rows.servers_file is None:
+        return
+    if find_spec("zmq") is None:
+        yield "cluster.rows: pyzmq is not installed: pip install 'gnnserve[cluster]'"
+    if rows.key_file is not None:
+        read_key(config.path(rows.key_file))
+    held = read_stores(config.path(rows.servers_file)).values()
+    for graph in config.graph:
+        if graph.parts is None or not config.path(graph.parts).exists():
+            continue
+        parts = np.unique(read_parts(config.path(graph.parts)))
+        for part in parts[~np.isin(parts, [*held, rows.part])].tolist():
+            yield f"cluster.rows.servers_file: no server holds part {part} of graph '{graph.name}'"
 
 
 def _cannot_write(path: Path) -> str:

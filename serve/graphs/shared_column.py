@@ -114,6 +114,17 @@ class SharedColumn(Column):
         super().gather(places, found)
         return found
 
+    def own_bytes(self, other: "SharedColumn") -> int:
+        """Return the memory of the arrays that it does not have in common with another version."""
+        pairs: list[tuple[NDArray[Any], NDArray[Any]]] = [
+            (self.base, other.base),
+            (self.changed, other.changed),
+            (self.rows, other.rows),
+            (self.places, other.places),
+            (self.parts, other.parts),
+        ]
+        return sum(mine.nbytes for mine, its in pairs if mine is not its)
+
     def publish(self) -> None:
         """See ``Column``."""
         self.source.hold(self)

@@ -56,16 +56,21 @@ def shared_out(
     return found
 
 
-def read_parts(file: Path, num_nodes: int) -> Parts:
-    """Return the part of each node, [N], from an .npy file of integers; raises ConfigError."""
+def read_parts(file: Path, num_nodes: int | None = None) -> Parts:
+    """Return the part of each node, [N], from an .npy file of integers; raises ConfigError.
+
+    With `num_nodes`, there are as many.
+    """
     try:
         found = np.load(file, allow_pickle=False)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{file}: not a readable array: {error}") from error
     if not isinstance(found, np.ndarray) or found.dtype.kind not in "iu":
         raise ConfigError(f"{file}: integers [N] wanted, the part of each node")
-    if found.shape != (num_nodes,):
+    if num_nodes is not None and found.shape != (num_nodes,):
         raise ConfigError(f"{file}: parts {list(found.shape)} for a graph of {num_nodes} nodes")
+    if found.ndim != 1 or not found.size:
+        raise ConfigError(f"{file}: integers [N] wanted, the part of each node")
     if found.min() < 0 or found.max() >= MOST_PARTS:
         raise ConfigError(f"{file}: parts are 0 to {MOST_PARTS - 1}, it has {found.max()}")
     return found.astype(np.uint16)

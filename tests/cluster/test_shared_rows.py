@@ -11,7 +11,8 @@ zmq = pytest.importorskip("zmq", reason="ZeroMQ is not installed: pip install 'g
 
 from bench.kit.waiting import PATIENCE_S, wait_for  # noqa: E402
 from serve.cluster import row_link, row_store, row_wire  # noqa: E402
-from serve.cluster.row_wire import Keys, read_stores  # noqa: E402
+from serve.cluster.row_wire import Keys  # noqa: E402
+from serve.cluster.stores_file import read_stores  # noqa: E402
 from serve.errors import ConfigError, NotReady  # noqa: E402
 from serve.graphs.load import OpenOptions  # noqa: E402
 from serve.graphs.sharing import Parting  # noqa: E402
@@ -314,6 +315,20 @@ def test_versions_are_given_for_a_while_after_the_next_one(tmp_path, monkeypatch
     monkeypatch.setattr(row_store, "_KEPT_S", 0.0)
     with cluster(tmp_path, 2, patience_ms=500) as two:
         old = two.graphs[0].snapshot
+        for value in range(2):
+            change = Change(set_ids=ALL, set_x=np.full((NODES, 5), value, np.float32))
+            for graph in two.graphs:
+                changed(graph, change)
+        with pytest.raises(NotReady, match="has not made the same changes"):
+            old.features(ALL)
+        np.testing.assert_array_equal(two.graphs[0].snapshot.features(ALL), 1)
+
+
+def test_versions_take_no_more_memory_than_they_may(tmp_path, monkeypatch):
+    monkeypatch.setattr(row_store, "_KEPT_BYTES", 0)
+    with cluster(tmp_path, 2, patience_ms=500) as two:
+        old = two.graphs[0].snapshot
+        # Each of these changes has all rows of its own, more than a quarter of the newest.
         for value in range(2):
             change = Change(set_ids=ALL, set_x=np.full((NODES, 5), value, np.float32))
             for graph in two.graphs:

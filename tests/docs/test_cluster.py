@@ -12,6 +12,8 @@ import tritonclient.grpc as triton
 from bench.kit.servers import free_ports, listening
 from bench.kit.waiting import wait_for
 from serve.access.front_stamps import read_key
+from serve.cluster.stores_file import read_stores
+from serve.commands.check import check_config
 from serve.config import load_config
 from serve.errors import ConfigError
 from serve.graphs.sharing import read_parts
@@ -95,7 +97,6 @@ def test_the_training_that_it_describes_is_placed(tmp_path):
 
 def test_a_graph_is_shared_out_as_the_page_says(tmp_path):
     pytest.importorskip("pymetis", reason="METIS is not installed: pip install 'gnnserve[cluster]'")
-    row_wire = pytest.importorskip("serve.cluster.row_wire")
     (command,) = texts("docs/cluster.md", "sh", "shared")
     (section,) = texts("docs/cluster.md", "toml", "shared")
     (stores,) = texts("docs/cluster.md", "text", "stores")
@@ -107,9 +108,12 @@ def test_a_graph_is_shared_out_as_the_page_says(tmp_path):
     config = load_config(tmp_path / "gnnserve.toml")
     (graph,), rows = config.graph, config.cluster.rows
     parts = read_parts(config.path(graph.parts), 30)
-    known = row_wire.read_stores(config.path(rows.servers_file))
+    known = read_stores(config.path(rows.servers_file))
     assert known[rows.listen] == rows.part
     assert set(parts) == set(known.values())
+    (tmp_path / "stores").write_text("127.0.0.1:8005 0")
+    told = check_config(tmp_path / "gnnserve.toml", lambda step, share: None, fast=True).errors
+    assert any("no server holds part 1 of graph 'papers'" in one for one in told)
 
 
 @pytest.mark.parametrize(
