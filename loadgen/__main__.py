@@ -28,7 +28,7 @@ import typer
 from loadgen.hdr import write_hdr
 from loadgen.loop import Loop
 from loadgen.measure import LoadSummary
-from loadgen.options import DATA_VARIABLE, DEFAULT_IDS, LoadOptions, address
+from loadgen.options import DATA_VARIABLE, DEFAULT_IDS, LoadOptions, address, require_writable
 from loadgen.page import write_page
 from loadgen.rows import write_rows
 from loadgen.show import progress_line, show_summary
@@ -263,6 +263,9 @@ def load(
         _errors.print(f"the web UI is at http://{web_host}:{web_port}/")
         os.execv(command[0], command)
     conditions = [Condition.parse(text) for text in fail_if or ()]
+    require_writable(
+        {"--csv": csv, "--html": html, "--hdr": hdr, "--save-trace": options.save_trace}
+    )
     with _sender(native, workers, master) as run:
 
         def send(options: LoadOptions) -> Loop:
@@ -282,16 +285,17 @@ def load(
             return
         loop = send(options)
     summary = loop.summary()
+    # First, as a file may fail to be written: the disk is full.
+    if as_json:
+        typer.echo(msgspec.json.encode(summary))
+    else:
+        show_summary(summary, Console())
     if csv is not None:
         write_rows(csv, loop.samples)
     if html is not None:
         write_page(html, summary, loop.samples)
     if hdr is not None:
         write_hdr(hdr, loop.samples)
-    if as_json:
-        typer.echo(msgspec.json.encode(summary))
-    else:
-        show_summary(summary, Console())
     if not summary.answered:
         raise typer.Exit(1)
     held = [one for one in conditions if one.holds(summary)]

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -205,6 +205,19 @@ def address(option: str, text: str) -> tuple[str, int]:
     if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
         raise ConfigError(f"{option} {text}: it is not HOST:PORT, as 127.0.0.1:5557")
     return host, int(port)
+
+
+def require_writable(files: Mapping[str, Path | None]) -> None:
+    """Raise ConfigError for a file, by its option, that cannot be written after the run."""
+    for option, path in files.items():
+        if path is None:
+            continue
+        if not path.parent.is_dir():
+            raise ConfigError(f"{option}: {path}: the folder {path.parent} does not exist")
+        if path.is_dir():
+            raise ConfigError(f"{option}: {path}: it is a folder")
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise ConfigError(f"{option}: {path}: it may not be written")
 
 
 def parse_shares(what: str, text: str) -> dict[str, float]:

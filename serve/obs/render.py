@@ -55,7 +55,7 @@ def missing_rows(report: Report) -> str:
 
 def _verdict(report: Report) -> str:
     if not report.requests:
-        return "No requests yet."
+        return "No requests yet, or none that passes the filters."
     if not report.answered:
         return f"*None of {report.requests:,} requests got a result.*"
     if not report.violations:

@@ -8,6 +8,7 @@ import pytest
 
 from loadgen.hdr import distribution_text, write_hdr
 from loadgen.measure import Sample, summarise
+from loadgen.options import require_writable
 from loadgen.page import page, write_page
 from serve.errors import ConfigError
 from serve.workload import TraceHeader
@@ -109,6 +110,18 @@ def test_a_file_that_cannot_be_written_is_told(tmp_path):
     ):
         with pytest.raises(ConfigError, match=f"{option}: .*absent"):
             write(tmp_path / "absent" / "file")
+
+
+def test_a_file_that_cannot_be_written_is_told_before_the_run(tmp_path):
+    there = tmp_path / "there"
+    there.touch()
+    require_writable({"--csv": there, "--html": tmp_path / "new", "--hdr": None})
+    for path, message in (
+        (tmp_path / "absent" / "file", "--csv: .*: the folder .*absent does not exist"),
+        (tmp_path, "--csv: .*: it is a folder"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            require_writable({"--csv": path})
 
 
 def test_the_summary_has_the_interval_of_the_share():

@@ -155,7 +155,7 @@ def test_the_screen_says_what_matters():
     assert "1 of 4 answers were late" in text
     assert re.search(r"interference\s+1\s+100%", text)
     assert "none of 1 answers was late" in terminal([record()])
-    assert "No requests yet" in terminal([])
+    assert "No requests yet, or none that passes the filters" in terminal([])
 
 
 def test_json_goes_to_standard_output(database, capsys):
