@@ -15,6 +15,8 @@ from serve.toml_tables import Section, is_section, toml_readings
 
 #: `GNNSERVE__SERVER__HOST` sets `server.host`.
 _PREFIX = "GNNSERVE__"
+#: What a variable of a mistyped prefix begins with; it has the mark between a section and a key too.
+_NEARLY, _MARK = "GNNSERVE_", "__"
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -34,9 +36,9 @@ def settings_of(environment: Mapping[str, str], arguments: Iterable[str]) -> tup
     Raises ConfigError for an argument without `=`.
     """
     found = [
-        Setting(name.removeprefix(_PREFIX).lower().replace("__", "."), text, name)
+        Setting(_key_of(name), text, name)
         for name, text in sorted(environment.items())
-        if name.startswith(_PREFIX)
+        if name.startswith(_PREFIX) or (name.startswith(_NEARLY) and _MARK in name)
     ]
     for argument in arguments:
         key, equals, text = argument.partition("=")
@@ -46,6 +48,13 @@ def settings_of(environment: Mapping[str, str], arguments: Iterable[str]) -> tup
             )
         found.append(Setting(key.strip(), text.strip(), "--set"))
     return tuple(found)
+
+
+def _key_of(variable: str) -> str:
+    """Return the key that a variable sets; the variable itself where its prefix is mistyped."""
+    if not variable.startswith(_PREFIX):
+        return variable
+    return variable.removeprefix(_PREFIX).lower().replace(_MARK, ".")
 
 
 def apply_settings(
@@ -62,7 +71,10 @@ def apply_settings(
     problems = []
     for setting in settings:
         if setting.key not in known:
-            problems.append(f"{setting.origin}: {_unknown(setting.key, known)}")
+            mistyped = setting.key == setting.origin
+            rest = setting.key.removeprefix(_NEARLY)
+            told = f"write {_PREFIX}{rest}" if mistyped else _unknown(setting.key, known)
+            problems.append(f"{setting.origin}: {told}")
             continue
         *sections, name = setting.key.split(".")
         inner = _opened(found, sections)

@@ -112,6 +112,13 @@ def test_a_wrong_variable_is_named_and_the_rest_counts(path):
     assert config.server.host == "::1"
 
 
+def test_a_variable_with_a_mistyped_prefix_is_told_and_others_are_not_ours(path):
+    found = {"GNNSERVE_SERVER__HTTP_PORT": "1", "GNNSERVE_DATA": "d", "GNNSERVER__X": "2"}
+    config, problems = read_config(path, settings_of(found, []))
+    assert problems == ["GNNSERVE_SERVER__HTTP_PORT: write GNNSERVE__SERVER__HTTP_PORT"]
+    assert config.server.http_port != 1
+
+
 @pytest.mark.parametrize("argument", ["server.host", "", "=", "=5"])
 def test_an_argument_without_a_key_and_a_value_is_refused(argument):
     with pytest.raises(ConfigError, match="KEY=VALUE"):
