@@ -30,14 +30,14 @@ CPP_FILES = $(shell git ls-files 'csrc/*.hpp' 'csrc/*.cpp' 'csrc/*.cu' 'csrc/*.c
 # a folder that tests/conftest.py names, as its tests share servers; files run in the order of their
 # folders, so that long ones are not last.
 PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
-TESTS = $(PYTEST) --durations=15 $(if $(COVERAGE),--cov --cov-report=term:skip-covered) $(ARGS)
+TESTS = $(PYTEST) --durations=15 $(if $(COVERAGE),--cov --cov-report=term:skip-covered)
 SAY := @printf '\033[1m==> %s\033[0m\n'
 
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
 # Time of all files in a wheel, so that a commit has one wheel.
 export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 315532800)
 
-.PHONY: help setup demo test test-ci test-benches test-fast cpp fuzz explore mutants chaos bench gpu-check check lint type arch generated format proto client stub \
+.PHONY: help setup demo test test-all test-ci test-benches cpp fuzz explore mutants chaos bench gpu-check check lint type arch generated format proto client stub \
         wheel sbom lock clean
 
 help: ## List the targets
@@ -48,20 +48,21 @@ setup: $(PACKAGE) ## Make .venv, install pinned dependencies, build csrc/ (done 
 demo: $(PACKAGE) ## Start a server on the demo models, load it, show the report
 	@$(BIN)/gnnserve demo
 
-test: $(PACKAGE) ## All Python tests; with COVERAGE=1 also their coverage
+test: $(PACKAGE) ## Python tests, but those that are slow or start whole servers or browsers
+	$(SAY) "tests, neither slow nor live"
+	@$(TESTS) -m "not slow and not live" $(ARGS)
+
+test-all: $(PACKAGE) ## All Python tests; with COVERAGE=1 also their coverage
 	$(SAY) "tests"
-	@$(TESTS)
+	@$(TESTS) $(ARGS)
 
 test-ci: $(PACKAGE) ## The same; up to three tests that fail are run again, alone, and named
 	$(SAY) "tests"
-	@.ci/tests $(TESTS)
+	@.ci/tests $(TESTS) $(ARGS)
 
 test-benches: $(PACKAGE) ## A quick run of every bench
 	$(SAY) "quick runs of the benches"
 	@$(PY) -m bench --quick
-
-test-fast: $(PACKAGE) ## Python tests without the slow ones
-	@$(PYTEST) -m "not slow" $(ARGS)
 
 cpp: $(PACKAGE) ## C++ tests: plain, under ASan and UBSan, under TSan
 	@for preset in release asan tsan; do \
@@ -99,7 +100,7 @@ gpu-check: ## Build, test and measure on a machine with CUDA, without network or
 	@$(or $(PYTHON),python3) bench/gpu/check.py $(ARGS)
 
 check: COVERAGE = 1
-check: lint type arch generated cpp test test-benches ## Everything that CI checks on the sources
+check: lint type arch generated cpp test-all test-benches ## Everything that CI checks on the sources
 
 lint: $(PACKAGE) ## ruff, clang-format, file length
 	$(SAY) "lint"

@@ -14,6 +14,22 @@ __all__ = ["pytest_configure"]
 #: Folders whose tests share something that takes long to make, so one process runs all of them.
 _TOGETHER = ("tests/gallery/",)
 
+#: Pages whose commands are run, most of them against a server.
+_RUN_PAGES = (
+    "client", "cluster", "estimates", "http", "import", "load", "own_model", "prometheus", "readme",
+    "resident_graphs", "training", "versions",
+)  # fmt: skip
+#: Where tests are `live`: they start whole servers, clusters or commands that ask them.
+_LIVE = (
+    "tests/cluster/",
+    "tests/e2e/",
+    "tests/gallery/",
+    "tests/interop/",
+    *(f"tests/docs/test_{page}.py" for page in _RUN_PAGES),
+)
+#: Those that use this fixture are, wherever they are: it starts a server for load generators.
+_LIVE_FIXTURE = "fake_server"
+
 # Before torch is imported: two processes of tests, each with a thread for every core, wait for each
 # other in every operator. Servers that tests start inherit it, and lanes have one thread anyway.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -34,6 +50,17 @@ settings.load_profile("tests")
 ServerProcess.lane_niceness = 0
 ServerProcess.models_write = True
 ServerProcess.front = os.environ.get("FRONT")
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if (
+            item.nodeid.startswith(_LIVE)
+            or item.get_closest_marker("browser")
+            or _LIVE_FIXTURE in item.fixturenames
+        ):
+            item.add_marker("live")
 
 
 def pytest_xdist_make_scheduler(config, log):
