@@ -15,7 +15,7 @@ from serve.toml_tables import Section, is_section, toml_readings
 
 #: `GNNSERVE__SERVER__HOST` sets `server.host`.
 _PREFIX = "GNNSERVE__"
-#: What a variable of a mistyped prefix begins with; it has the mark between a section and a key too.
+#: What a variable with a mistyped prefix begins with, and the mark between section and key.
 _NEARLY, _MARK = "GNNSERVE_", "__"
 
 
