@@ -88,6 +88,23 @@ def shared_rows() -> str:
     })  # fmt: skip
 
 
+def shared_lost() -> str:
+    """Return what became of gathers that needed a server that was lost."""
+    return flat(read_result("shared_faults")["lost"], {
+        "a server is": "{what}", "its part has a replica": "{replica}", "gathers": "{gathers:,}",
+        "failed": "{failed}", "first, ms": "{first_ms:.1f}", "slowest, ms": "{slowest_ms:.1f}",
+    })  # fmt: skip
+
+
+def shared_changed() -> str:
+    """Return what gathers saw of changes on three servers."""
+    return flat(read_result("shared_faults")["changed"], {
+        "gathers": "{answers:,}", "changes": "{changes:,}", "of two versions": "{mixed}",
+        "failed": "{failed}", "seen by all after, p50 ms": "{seen_ms:.1f}",
+        "p99": "{seen_p99_ms:.1f}", "gather, p50 ms": "{ms:.1f}", "p99 ms": "{p99_ms:.1f}",
+    })  # fmt: skip
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "routing, alike": alike,
     "routing, unlike": unlike,
@@ -98,4 +115,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "cluster rollout": rollout,
     "cluster partitions": partitions,
     "cluster shared rows": shared_rows,
+    "cluster shared lost": shared_lost,
+    "cluster shared changed": shared_changed,
 }

@@ -64,6 +64,15 @@ def test_a_graph_that_is_shared_out_is_served_and_its_loss_told(servers, address
         assert counted['gnnserve_rows_requests_total{outcome="got"}'] >= 5
         assert counted["gnnserve_rows_wait_seconds_total"] > 0
         assert counted['gnnserve_rows_bytes_total{way="given"}'] > 0
+        # Both make a change, one after the other; the one that has it first waits for the other.
+        change = {"set_ids": [0, 1], "set_x": 1 - GRAPH.x[:2]}
+        for client, name in ((a, "whole"), (b, "shared"), (a, "shared")):
+            assert client.update_graph(name, **change).version == 2
+        asked = {"node_ids": [0, 1], "fanouts": "all"}
+        whole = a.infer("gcn", graph="whole", **asked).output
+        for client in (a, b):
+            found = client.infer("gcn", graph="shared", **asked)
+            assert (found.output.tobytes(), found.qos.graph_version) == (whole.tobytes(), 2)
         there.kill()
         with pytest.raises(Unavailable, match=f"part 1: {addresses[1]} ended the connection"):
             a.infer("gcn", graph="shared", node_ids=[0, 1], seed=1, retry=False)

@@ -12,12 +12,13 @@ zmq = pytest.importorskip("zmq", reason="ZeroMQ is not installed: pip install 'g
 from bench.kit.waiting import PATIENCE_S, wait_for  # noqa: E402
 from serve.cluster import row_link, row_store, row_wire  # noqa: E402
 from serve.cluster.row_wire import Keys  # noqa: E402
+from serve.cluster.shared_rows import SharedRows  # noqa: E402
 from serve.cluster.stores_file import read_stores  # noqa: E402
 from serve.errors import ConfigError, NotReady  # noqa: E402
 from serve.graphs.load import OpenOptions  # noqa: E402
 from serve.graphs.sharing import Parting  # noqa: E402
 from serve.graphs.updates import Change  # noqa: E402
-from tests.cluster.sharing import NODES, cluster, opened, parts_of_graph  # noqa: E402
+from tests.cluster.sharing import NODES, PATIENT_MS, cluster, opened, parts_of_graph  # noqa: E402
 
 ALL = np.arange(NODES)
 KEY = "a-key-of-the-servers"
@@ -121,6 +122,19 @@ def test_without_a_server_requests_that_need_it_fail_at_once_and_name_it(tmp_pat
         expected = three.whole.snapshot.features(others)
         np.testing.assert_array_equal(held.features(others), expected)
         assert three.rows[0].counts["lost"] == 1
+
+
+def test_a_server_that_comes_back_is_asked_again(tmp_path):
+    with cluster(tmp_path, 2) as two:
+        held = two.graphs[0].snapshot
+        held.features(ALL)
+        two.rows[1].close()
+        with pytest.raises(NotReady):
+            held.features(ALL)
+        two.rows[1] = SharedRows(1, two.addresses[1], tmp_path / "stores", None, PATIENT_MS)
+        parting = Parting(tmp_path / "parts.npy", 0.0, two.rows[1])
+        opened(parts_of_graph(), OpenOptions(parting=parting))
+        np.testing.assert_array_equal(held.features(ALL), two.whole.snapshot.features(ALL))
 
 
 def test_with_a_replica_no_request_fails(tmp_path):
@@ -301,6 +315,39 @@ def test_a_server_that_has_yet_to_make_a_change_is_waited_for(tmp_path):
         ask.join(PATIENCE_S)
         np.testing.assert_array_equal(found[0], 1)
         assert two.rows[0].counts["lost"] == 0
+
+
+def test_requests_among_changes_each_see_one_version_on_all_servers(tmp_path):
+    """Each change gives every node the number of the change, on one server after the other."""
+    with cluster(tmp_path, 3) as three:
+        ended, mixed, newest = threading.Event(), [], [0] * 3
+
+        def ask(number):
+            while not ended.is_set():
+                found = three.graphs[number].snapshot.features(ALL)
+                if np.unique(found).size != 1:
+                    mixed.append(found)
+                newest[number] = found[0, 0]
+
+        first = Change(set_ids=ALL, set_x=np.zeros((NODES, 5), np.float32))
+        for graph in three.graphs:
+            changed(graph, first)
+        threads = [threading.Thread(target=ask, args=(number,)) for number in range(3)]
+        for thread in threads:
+            thread.start()
+        rng = np.random.default_rng(0)
+        try:
+            for value in range(1, 40):
+                change = Change(set_ids=ALL, set_x=np.full((NODES, 5), value, np.float32))
+                for number in rng.permutation(3):
+                    changed(three.graphs[number], change)
+            wait_for(lambda: newest == [39] * 3, "all servers to see the last change")
+        finally:
+            ended.set()
+            for thread in threads:
+                thread.join(PATIENCE_S)
+        assert not mixed
+        assert all(rows.counts["lost"] == 0 for rows in three.rows)
 
 
 def test_servers_that_made_other_changes_are_not_mixed(tmp_path):

@@ -23,6 +23,8 @@ class Store:
     part: int
     #: Requests of this server that wait for it.
     unanswered: int = 0
+    #: Requests that it was asked for until now.
+    asked: int = 0
     #: It failed, and is asked last until then.
     silent_until_ns: int = 0
 
@@ -52,11 +54,14 @@ class Stores:
     def choose(self, part: int, now_ns: int, avoid: Collection[Store] = ()) -> Store | None:
         """Return whom to ask for the part: who did not fail lately, of these who has least to do.
 
+        Of those with as much to do, the one that was asked least often.
         Where all failed lately, the one whose failure is longest ago. None when all are avoided.
         """
         able = [store for store in self.of(part) if store not in avoid]
         return min(
-            able, key=lambda s: (max(0, s.silent_until_ns - now_ns), s.unanswered), default=None
+            able,
+            key=lambda s: (max(0, s.silent_until_ns - now_ns), s.unanswered, s.asked),
+            default=None,
         )
 
 
@@ -148,6 +153,7 @@ class RowFetch:
             self.lost = self.lost or Lost(part, told or "no server is known to hold it")
             return None
         store.unanswered += 1
+        store.asked += 1
         self._wanted[part] = _Wanted(store, self._limit_ns(part, now_ns, failed), failed)
         return store
 

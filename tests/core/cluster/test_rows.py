@@ -24,6 +24,15 @@ def test_each_part_is_asked_of_one_of_its_stores():
     assert fetch.lost is None
 
 
+def test_replicas_are_asked_in_turn_by_requests_one_after_the_other():
+    stores, asked = Stores({"a:1": 1, "b:1": 1}), []
+    for _ in range(4):
+        fetch = RowFetch(stores, (1,), 0, PATIENCE_NS)
+        asked.append(fetch.asked(1).address)
+        fetch.answered(1)
+    assert asked == ["a:1", "b:1"] * 2
+
+
 def test_a_replica_is_asked_when_a_store_fails_and_the_next_request_avoids_it():
     stores = Stores({"a:1": 1, "b:1": 1})
     fetch = RowFetch(stores, (1,), 0, PATIENCE_NS)
