@@ -73,7 +73,7 @@ cpp: $(PACKAGE) ## C++ tests: plain, under ASan and UBSan, under TSan
 fuzz: $(PACKAGE) ## Made-up bytes for all that takes bytes of others, calls of the system that fail, the front's threads under TSan; MINUTES=60
 	@minutes=$(or $(MINUTES),60); FUZZ_S=$$((6 * minutes)) FUZZ_SEED=$$(date +%s) \
 	    $(BIN)/pytest -q tests/fuzz; \
-	 FAIL_CALLS=all $(BIN)/pytest -q tests/e2e/test_failing_calls.py; \
+	 FAIL_CALLS=$$minutes $(BIN)/pytest -q tests/e2e/test_failing_calls.py; \
 	 cd csrc; export PATH="$(abspath $(BIN)):$$PATH"; \
 	 for preset in asan tsan; do cmake --preset $$preset >/dev/null; \
 	     cmake --build --preset $$preset --target front_fuzz parse_fuzz -- --quiet; done; \
