@@ -10,6 +10,7 @@ import pytest
 
 from bench.chaos import __main__ as chaos
 from bench.chaos import checker, total
+from bench.chaos.faults import ENDING, FAULTS
 from bench.chaos.outside import held_by
 from bench.chaos.record import Record
 from bench.chaos.stepped_clock import SteppedClock
@@ -148,3 +149,26 @@ def test_the_folder_of_a_run_may_be_relative(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         chaos.run(Path("part"), argparse.Namespace(), 0)
     assert made == [tmp_path / "part"]
+
+
+def test_every_second_part_that_is_not_run_yet_has_long_lives(tmp_path, monkeypatch):
+    ran = []
+
+    def run(folder, options, seed):
+        ran.append((folder.name, options.long_lives))
+        return 0
+
+    (tmp_path / "part-0").mkdir()
+    (tmp_path / "part-0" / chaos.VERDICT).touch()
+    arguments = ["--seconds", "1", "--parts", "4", "--folder", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["chaos", *arguments])
+    monkeypatch.setattr(chaos, "run", run)
+    with pytest.raises(SystemExit) as ended:
+        chaos.main()
+    assert ended.value.code == 0
+    assert ran == [("part-1", True), ("part-2", False), ("part-3", True)]
+
+
+def test_in_long_lives_most_kinds_of_faults_are_left():
+    assert FAULTS.keys() > ENDING
+    assert len(FAULTS.keys() - ENDING) > len(ENDING)
