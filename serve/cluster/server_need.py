@@ -48,6 +48,11 @@ def server_need(config: Config, *, on_gpus: bool) -> ServerNeed:
         raise ConfigError(
             "device.memory_budget: servers are placed by the memory that they take; set it"
         )
+    if shared := [graph.name for graph in config.graph if graph.parts is not None]:
+        raise ConfigError(
+            f"graph '{shared[0]}' is shared out, and servers that Ray keeps are all alike: start"
+            " the servers of its parts by themselves"
+        )
     wanted = config.models.load
     weights_bytes = sum(
         found.weights_bytes

@@ -17,6 +17,9 @@ from serve.cluster.front import Front
 from serve.cluster.pool import Pool, bounds_of, digest_of, update_of
 from serve.cluster.replica import Replica, ReplicaSpec, Running
 from serve.cluster.servers_file import write_servers
+from serve.cluster.stores_file import read_stores
+from serve.config import load_config
+from serve.config_settings import settings_of
 from serve.errors import ConfigError, ServeError
 from serve.progress import Progress
 from serve.terminal import Console
@@ -83,8 +86,12 @@ def up_local(pool: Pool, on_ready: Callable[[list[Running]], None], progress: Pr
         )
         spec = msgspec.structs.replace(pool.spec, lease_s=_LOCAL_LEASE_S, settings=settings)
         replicas = [
-            Replica(spec, "127.0.0.1", Path(folder) / str(number))
-            for number in range(pool.replicas)
+            Replica(
+                msgspec.structs.replace(spec, settings=(*settings, *own)),
+                "127.0.0.1",
+                Path(folder) / str(number),
+            )
+            for number, own in enumerate(parts_of_local(pool))
         ]
         front = Front(pool.host, pool.port, (), Path(folder), key)
         try:
@@ -107,6 +114,27 @@ def up_local(pool: Pool, on_ready: Callable[[list[Running]], None], progress: Pr
             front.stop()
             for replica in replicas:
                 replica.stop()
+
+
+def parts_of_local(pool: Pool) -> list[tuple[str, ...]]:
+    """Return what each server's configuration says of its own: its part of shared-out graphs.
+
+    That is a line each of `cluster.rows.servers_file`; nothing where no graph is shared out. Raises
+    ConfigError.
+    """
+    config = load_config(Path(pool.spec.config), settings_of({}, pool.spec.settings))
+    servers_file = config.cluster.rows.servers_file
+    if servers_file is None or all(graph.parts is None for graph in config.graph):
+        return [()] * pool.replicas
+    stores = read_stores(config.path(servers_file))
+    if len(stores) != pool.replicas:
+        raise ConfigError(
+            f"--local {pool.replicas}: cluster.rows.servers_file names {len(stores)} servers"
+        )
+    return [
+        (f"cluster.rows.listen={address}", f"cluster.rows.part={part}")
+        for address, part in stores.items()
+    ]
 
 
 class UpdateTakenBack(ServeError):

@@ -7,6 +7,7 @@ import pytest
 from bench.kit.result import ROOT
 from serve.cluster.replica import require_reachable
 from serve.cluster.server_need import HOST_BYTES, ServerNeed, server_need, unplaceable
+from serve.commands.cluster import parts_of_local, pool_of
 from serve.config import load_config
 from serve.errors import ConfigError
 from serve.graphs.datasets import TABLE_4
@@ -96,3 +97,43 @@ def test_servers_that_others_would_not_reach_are_refused(tmp_path):
     require_reachable(found, "127.0.0.1")
     with pytest.raises(ConfigError, match=r"and the machine is 10\.0\.0\.7 to others"):
         require_reachable(found, "10.0.0.7")
+
+
+def test_servers_of_a_graph_that_is_shared_out_are_not_alike(tmp_path):
+    text = SHARED.format(ROOT / "configs" / "models")
+    (tmp_path / "gnnserve.toml").write_text(text)
+    found = load_config(tmp_path / "gnnserve.toml")
+    with pytest.raises(ConfigError, match="graph 'papers' is shared out, and servers that Ray"):
+        server_need(found, on_gpus=False)
+
+
+def test_each_server_of_this_machine_takes_a_line_of_the_parts(tmp_path):
+    path = tmp_path / "gnnserve.toml"
+    path.write_text(SHARED.format(ROOT / "configs" / "models"))
+    (tmp_path / "stores").write_text("127.0.0.1:8005 0\n127.0.0.1:8006 1\n")
+
+    def parts(count):
+        pool = pool_of("one", path, [], str(count), "127.0.0.1", 8000, 1.0, 0.0, "1h")
+        return parts_of_local(pool)
+
+    assert parts(2) == [
+        ("cluster.rows.listen=127.0.0.1:8005", "cluster.rows.part=0"),
+        ("cluster.rows.listen=127.0.0.1:8006", "cluster.rows.part=1"),
+    ]
+    with pytest.raises(ConfigError, match=r"--local 3: .* names 2 servers"):
+        parts(3)
+    path.write_text("")
+    assert parts(3) == [()] * 3
+
+
+SHARED = """
+models.repository = "{}"
+device.memory_budget = "1 GiB"
+[cluster.rows]
+listen = "127.0.0.1:8005"
+servers_file = "stores"
+[[graph]]
+name = "papers"
+file = "papers.npz"
+parts = "parts.npy"
+"""
