@@ -41,6 +41,22 @@ def estimates():
     yield f"took {100 * found['need_share_of_reserve_max']:.1f} % of it"
 
 
+def test_the_page_of_the_papers_claims_what_was_simulated():
+    page = " ".join((ROOT / "docs/papers.md").read_text(encoding="utf-8").split())
+    found = read_result("cognn")
+    means = {row["device"]: row for row in found["ratios"] if row["queue"] == "mean"}
+    low, high = means["fitted"], means["occupancy"]
+    assert (
+        f"[{low['jct']:.1f} and {low['qt']:.1f} to {high['jct']:.1f} and {high['qt']:.1f} times"
+        in page
+    )
+    groups = found["groups"]
+    counts = {policy: {row["count"] for row in groups if row["policy"] == policy}
+              for policy in ("lmcf", "bmc")}  # fmt: skip
+    assert counts == {"lmcf": {11}, "bmc": {10}}
+    assert f"11 and 10, the largest {max(row['most_gib'] for row in groups):.1f} GiB" in page
+
+
 @pytest.mark.parametrize("claims", [policies, executors, estimates])
 def test_a_page_claims_what_was_measured(claims):
     path = ROOT / "docs" / "measurements" / f"{claims.__name__}.md"
