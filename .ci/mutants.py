@@ -77,22 +77,24 @@ def mutants() -> Iterator[Callable[[], Mutant]]:
             yield partial(made, path, number, module, one)
 
 
-def covering(folder: Path, tests: Sequence[str] = TESTS) -> Callable[[Mutant], list[str]]:
+def covering(tests: Sequence[str] = TESTS) -> Callable[[Mutant], list[str]]:
     """Run all tests once; returns what finds those that run a mutant's lines."""
-    data = folder / "coverage"
     command = [
         sys.executable, "-m", "pytest", "-q", "-n", "0", *tests,
         "--cov=serve.core", "--cov-context=test", "--cov-report=",
     ]  # fmt: skip
-    environment = {**os.environ, "COVERAGE_FILE": str(data)}
-    subprocess.run(command, cwd=ROOT, env=environment, check=True, stdout=subprocess.DEVNULL)
     from coverage import CoverageData
 
-    found = CoverageData(str(data))
-    found.read()
+    with tempfile.TemporaryDirectory() as folder:
+        data = Path(folder) / "coverage"
+        environment = {**os.environ, "COVERAGE_FILE": str(data)}
+        subprocess.run(command, cwd=ROOT, env=environment, check=True, stdout=subprocess.DEVNULL)
+        found = CoverageData(str(data))
+        found.read()
+        by_path = {path: found.contexts_by_lineno(path) for path in found.measured_files()}
 
     def those(mutant: Mutant) -> list[str]:
-        by_line = found.contexts_by_lineno(str(mutant.path))
+        by_line = by_path.get(str(mutant.path), {})
         run = {test for line in mutant.lines for test in by_line.get(line, ())}
         return sorted({test.partition("|")[0] for test in run if test})
 
@@ -153,8 +155,7 @@ def main() -> None:
     options = parser.parse_args()
     everything = list(mutants())
     drawn = random.Random(options.seed).sample(everything, min(options.count, len(everything)))
-    with tempfile.TemporaryDirectory() as folder:
-        those = covering(Path(folder))
+    those = covering()
     noticed = 0
     for make in drawn:
         mutant = make()

@@ -41,8 +41,8 @@ def test_mutmut_makes_up_changes_of_the_core(mutants):
         assert mutant.change
 
 
-def test_the_tests_that_run_a_line_are_found_and_fail_first(mutants, tmp_path):
-    found = mutants.covering(tmp_path, TESTS)
+def test_the_tests_that_run_a_line_are_found_and_fail_first(mutants):
+    found = mutants.covering(TESTS)
     text = ORDERED.read_text()
     line = next(line for line in text.splitlines() if line.strip().startswith("return "))
     mutant = mutants.Mutant(
