@@ -4,6 +4,7 @@ The first feature of the first node is the number of a deed in `DEEDS`, from 1; 
 layer's answer. A deed that returns something gives that as the output, else the layer answers.
 """
 
+import atexit
 import builtins
 import gc
 import os
@@ -167,6 +168,40 @@ def return_a_view_of_more(x: Tensor) -> Tensor:
 
 def return_nothing(x: Tensor) -> object:
     return builtins.object()
+
+
+def return_a_sparse_tensor(x: Tensor) -> Tensor:
+    return torch.ones(len(x), 2).to_sparse()
+
+
+def return_a_scalar(x: Tensor) -> Tensor:
+    return torch.tensor(1.0)
+
+
+def return_a_tensor_without_memory(x: Tensor) -> Tensor:
+    return torch.empty(len(x), 2, device="meta")
+
+
+class _Slow:
+    """Something that takes long to go, whenever it is collected."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+    def __del__(self) -> None:
+        time.sleep(0.2)
+        raise ValueError("gone")
+
+
+def leave_what_is_slow_to_go(x: Tensor) -> None:
+    for _ in range(5):
+        _Slow()
+
+
+def sleep_at_the_end(x: Tensor) -> None:
+    """Keep the process from ending by a handler, and by a thread that Python waits for."""
+    atexit.register(time.sleep, 600)
+    threading.Thread(target=time.sleep, args=(600,)).start()
 
 
 def recurse(x: Tensor) -> None:
@@ -334,6 +369,8 @@ DEEDS = (
     kill_the_server, kill_everybody, trace_the_server, connect, leave_threads, change_torch,
     change_the_process, take_signals, forget_modules, change_inputs, return_the_inputs,
     return_too_few_rows, return_nan, return_much, return_a_view_of_more, return_nothing, recurse,
+    return_a_sparse_tensor, return_a_scalar, return_a_tensor_without_memory,
+    leave_what_is_slow_to_go, sleep_at_the_end,
     take_memory_of_torch, take_memory_of_python, take_descriptors, close_descriptors, print_much,
     raise_exit, raise_interrupt, raise_a_long_text, write_nonsense, replace_functions, *AT_FILES,
     *AT_LIMITS, *WITHOUT_END,

@@ -135,8 +135,11 @@ class DeclaredForward:
                 if key in entries:
                     yield from self._flat(entries[key])
         else:
+            what = type(returned).__name__
+            if isinstance(returned, Tensor):
+                what = f"tensor that is not dense ({returned.layout})"
             raise ModelError(
-                f"model {self._key}: forward returned a {type(returned).__name__}; it must return"
+                f"model {self._key}: forward returned a {what}; it must return"
                 " a dense tensor, or a tuple or dict of them"
             )
 

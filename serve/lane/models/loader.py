@@ -84,10 +84,12 @@ class LoadedModel:
     def checked(self, output: object) -> torch.Tensor:
         """Return `output` as float32 [rows, C], contiguous; a vector becomes one column.
 
-        Raises ModelError naming the type, dtype or shape of any other output.
+        Raises ModelError naming the type, layout, dtype or shape of any other output.
         """
-        if not isinstance(output, torch.Tensor) or output.layout != torch.strided:
+        if not isinstance(output, torch.Tensor):
             raise ModelError(self._wrong_output(f"a {type(output).__name__}"))
+        if output.layout != torch.strided:
+            raise ModelError(self._wrong_output(f"a tensor that is not dense ({output.layout})"))
         if output.dtype != torch.float32 or output.dim() not in (1, 2):
             raise ModelError(self._wrong_output(f"{output.dtype} {list(output.shape)}"))
         return (output if output.dim() == 2 else output.unsqueeze(1)).contiguous()

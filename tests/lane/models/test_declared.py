@@ -130,6 +130,7 @@ def test_outputs_may_be_nested():
         (lambda x, edge_index: {"z": x}, "returned 0 tensors; declared are y"),
         (lambda x, edge_index: "x", "returned a str"),
         (lambda x, edge_index: None, "returned a NoneType"),
+        (lambda x, edge_index: x.to_sparse(), r"not dense \(torch.sparse_coo\)"),
     ],
 )
 def test_outputs_that_are_not_as_declared_are_errors(forward, told):
