@@ -3,11 +3,8 @@
 multiprocessing's fork server ends at the first fork that fails, and all lanes with it.
 """
 
-import logging
 import os
 import time
-
-_log = logging.getLogger(__name__)
 
 #: Longest wait, and time between two tries. Whoever asked for the process waits as long.
 _MOST_S, _EVERY_S = 10.0, 0.1
@@ -22,10 +19,9 @@ def fork_patiently() -> None:
         while True:
             try:
                 return usual()
-            except OSError as error:
+            except OSError:
                 if time.monotonic() >= gives_up_at:
                     raise
-                _log.warning("no process can be forked: %s", error)
             time.sleep(_EVERY_S)
 
     def restore() -> None:
