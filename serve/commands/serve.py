@@ -29,6 +29,7 @@ from serve.commands.configured import (
     tenant_rules,
 )
 from serve.commands.reload import ConfigReload
+from serve.commands.rescan import rescan_of
 from serve.commands.service_manager import ServiceManager
 from serve.config import Config, ServerConfig
 from serve.errors import ConfigError, ServeError
@@ -117,6 +118,7 @@ class Application:
         self._server = server
         self._log_level = environment.get("GNNSERVE_LOG", "").upper()
         self._config_reload = ConfigReload(config, read_again or (lambda: config), self._take)
+        self._rescan = rescan_of(config, lambda *told: self._engine.load(*told))
         self._manager = ServiceManager(environment, lambda: self._live)
         self._signals = StopSignals(
             lambda: self._engine.interrupt(),
@@ -290,6 +292,7 @@ class Application:
         self._http.start()
         if self._gateway is not None:
             self._gateway.start(self._rpc.own_address)
+        self._rescan.look()
         self._engine.start(progress)
         self._callers.on_change(
             lambda tenants: self._engine.limit_tenants(tuple(map(tenant_rules, tenants)))
@@ -313,6 +316,7 @@ class Application:
 
     def _shut_down(self) -> None:
         self._signals.stop_by_itself()
+        self._rescan.stop()
         delay_s = self._server.shutdown_delay_s
         if self._engine.announce_drain() and delay_s:
             delay = f"ready no more, and serving for {delay_s:g} s"
@@ -327,11 +331,13 @@ class Application:
         _log.info("stopped; %d requests were given up on", given_up)
 
     def _reload(self) -> None:
-        """Read the configuration, the tokens and the certificates again."""
+        """Read configuration, tokens and certificates again, and load models that changed."""
         with self._manager.reloading():
             for files in self._watched:
                 files.read()
             self._config_reload.again()
+            if self._engine.serving:
+                self._rescan.begin()
 
     def _take(self, config: Config) -> None:
         """Put a configuration into force that differs in reloadable keys only."""
