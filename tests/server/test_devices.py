@@ -206,7 +206,7 @@ def gathers(served, monkeypatch):
 
     def counted(snapshot, nodes, target):
         found.append(nodes.size)
-        gather(snapshot, nodes, target)
+        return gather(snapshot, nodes, target)
 
     monkeypatch.setattr(Snapshot, "gather", counted)
     return found
