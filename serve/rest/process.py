@@ -24,6 +24,9 @@ _log = logging.getLogger(__name__)
 
 #: Time without a sign of life after which the gateway is killed and started again.
 _SILENT_S = 60.0
+#: Waits for a sign within that time. Silence is counted in waits, as nobody gives a sign while the
+#: machine, or all processes of the server, stand still.
+_WAITS = 12
 #: Pause before the first new start, and the longest; each start doubles it.
 _PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 #: Time of service after which an end counts as the first again.
@@ -201,15 +204,20 @@ class GatewayProcess:
 
     def _watch(self, lifeline: socket.socket) -> None:
         """Return when the process has closed its end, or was killed for its silence."""
-        lifeline.settimeout(_SILENT_S)
-        try:
-            while lifeline.recv(64):
+        lifeline.settimeout(_SILENT_S / _WAITS)
+        silent = 0
+        while silent < _WAITS:
+            try:
+                if not lifeline.recv(64):
+                    return
+                silent = 0
                 self._serves.set()
-        except TimeoutError:
-            _log.error("the HTTP gateway gave no sign of life for %g s; ending it", _SILENT_S)
-            self._kill()
-        except ConnectionError:
-            pass
+            except TimeoutError:
+                silent += 1
+            except ConnectionError:
+                return
+        _log.error("the HTTP gateway gave no sign of life for %g s; ending it", _SILENT_S)
+        self._kill()
 
     def _reap(self, process: "subprocess.Popen[bytes]") -> str:
         try:
