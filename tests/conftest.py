@@ -25,6 +25,7 @@ _LIVE = (
     "tests/e2e/",
     "tests/gallery/",
     "tests/interop/",
+    "tests/rest/test_life.py",
     *(f"tests/docs/test_{page}.py" for page in _RUN_PAGES),
 )
 #: Those that use this fixture are, wherever they are: it starts a server for load generators.

@@ -46,6 +46,7 @@ def serves(client, model):
     return True
 
 
+@pytest.mark.live
 def test_a_model_that_takes_long_keeps_no_other_from_serving(repository, tmp_path):
     with starting(tmp_path, repository) as server, Client(server.target) as client:
         wait_for(lambda: serves(client, "gcn"), "an answer of gcn")
@@ -64,6 +65,7 @@ def test_a_model_that_takes_long_keeps_no_other_from_serving(repository, tmp_pat
         client.infer("mischief", **repository.graph().tensors)
 
 
+@pytest.mark.live
 def test_a_calibrated_model_that_loads_slowly_keeps_no_other_from_serving(repository, tmp_path):
     repository.let_load()
     with starting(tmp_path, repository) as server:
@@ -95,6 +97,7 @@ def model_ready(channel, name):
     return call(pb.ModelReadyRequest(name=name), timeout=PATIENCE_S).ready
 
 
+@pytest.mark.live
 def test_with_ready_when_any_a_server_is_ready_before_its_last_model(repository, tmp_path):
     with starting(tmp_path, repository, ready_when="any") as server:
         server.wait_ready()
@@ -105,6 +108,7 @@ def test_with_ready_when_any_a_server_is_ready_before_its_last_model(repository,
             wait_for(lambda: all(m.state == "READY" for m in client.models()), "mischief")
 
 
+@pytest.mark.live
 def test_a_server_that_is_told_to_stop_waits_for_no_model(repository, tmp_path):
     with starting(tmp_path, repository) as server:
         with Client(server.target) as client:
@@ -113,6 +117,7 @@ def test_a_server_that_is_told_to_stop_waits_for_no_model(repository, tmp_path):
         assert not server.said_ready
 
 
+@pytest.mark.live
 def test_a_new_model_serves_on_rough_estimates_and_is_calibrated_in_a_gap(tmp_path):
     shutil.copytree(ROOT / "configs" / "models" / "gcn", tmp_path / "models" / "gcn")
     cache = tmp_path / "cache"

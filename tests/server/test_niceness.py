@@ -88,6 +88,7 @@ def test_lanes_that_compute_are_nice_and_lanes_of_a_gpu_are_not(monkeypatch, pla
     assert [setup.niceness for setup in setups] == [niceness, 0, niceness]
 
 
+@pytest.mark.live
 def test_lanes_of_a_server_are_in_the_idle_class(tmp_path, monkeypatch):
     monkeypatch.setattr(ServerProcess, "lane_niceness", None)
     with ServerProcess(tmp_path) as server:
@@ -96,6 +97,7 @@ def test_lanes_of_a_server_are_in_the_idle_class(tmp_path, monkeypatch):
     assert found.count(os.SCHED_IDLE) >= 2
 
 
+@pytest.mark.live
 def test_lanes_have_the_niceness_of_the_configuration(tmp_path):
     own = os.getpriority(os.PRIO_PROCESS, 0)
     with ServerProcess(tmp_path, sections={"device": {"lane_niceness": 3}}) as server:
