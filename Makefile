@@ -33,6 +33,8 @@ PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 TESTS = $(PYTEST) --durations=15 $(if $(COVERAGE),--cov --cov-report=term:skip-covered)
 SAY := @printf '\033[1m==> %s\033[0m\n'
 
+# Tests start hundreds of processes, and each would compile all sources that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
 # Time of all files in a wheel, so that a commit has one wheel.
 export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 315532800)
