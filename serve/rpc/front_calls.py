@@ -10,7 +10,7 @@ import grpc
 from serve.access.callers import Callers
 from serve.access.principal import ANYBODY, Principal
 from serve.core.types import Outcome
-from serve.errors import InvalidInput, NotReady, ServeError
+from serve.errors import InvalidInput, ServeError
 from serve.native import Front, Message, PlainRequest
 from serve.obs.trace_ids import trace_parent_of
 from serve.rpc.cancellation import Cancellation
@@ -125,9 +125,8 @@ class FrontCalls:
             if self.callers is not None:
                 caller = self.callers.caller(sender.stream, credentials)
             self._gate.enter()
-        except ServeError as error:
-            if isinstance(error, NotReady):
-                self._service.not_read(arrived_ns, error)
+        except ServeError as error:  # draining, or credentials that were known have expired
+            self._service.not_read(arrived_ns, error)
             refuse(self.front, sender, request, error, self._service.stream_workers)
             return
         self._open[sender.handle] = _NOBODY
