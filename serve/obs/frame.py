@@ -120,9 +120,6 @@ def ratio(numerator: Column, denominator: Column) -> Column:
 
 def codes_of(names: Sequence[Any]) -> tuple[Column, list[Any]]:
     """Return a code for each name, and the names by code; None has the code -1."""
-    codes: defaultdict[Any, int] = defaultdict(count().__next__)
-    if None in names:
-        found = (-1 if name is None else codes[name] for name in names)
-    else:
-        found = (codes[name] for name in names)
-    return np.fromiter(found, np.int64, len(names)), list(codes)
+    codes: defaultdict[Any, int] = defaultdict(count(1).__next__, {None: 0})
+    found = np.fromiter(map(codes.__getitem__, names), np.int64, len(names))
+    return found - 1, list(codes)[1:]
