@@ -1,7 +1,7 @@
 // libfail_calls.so. Preloaded into a server by tests/e2e/test_failing_calls.py, it fails the n-th
 // call of a kind in that process, as a system that is short of something does. The test says which
-// in a file that both map. Processes that the server starts are spared, but for forks: programs that
-// it starts count and fail theirs, too, as its fork server does.
+// in a file that both map. Processes that the server starts are spared, but for forks: programs
+// that it starts count and fail theirs, too, as its fork server does.
 
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -161,9 +161,7 @@ EXPORT pid_t fork() noexcept {
 }
 
 // A function that returns to its caller cannot wrap vfork, of which fork does all that is promised.
-EXPORT pid_t vfork() noexcept {
-    return fork();
-}
+EXPORT pid_t vfork() noexcept { return fork(); }
 
 EXPORT ssize_t send(int fd, const void* bytes, size_t size, int flags) {
     static auto* real = next<ssize_t(int, const void*, size_t, int)>("send");
