@@ -28,8 +28,8 @@ TRIED = {
     "docs/measurements/gpu.md": {"sh gpu"},
     "docs/estimates.md": {"sh dev"},
     "docs/http.md": {"sh server"},
-    "docs/load.md": {"sh server", "sh native", "sh limit", "sh replay", "sh simulate", "sh locust",
-                     "sh workers"},
+    "docs/load.md": {"sh server", "sh native", "sh data", "sh limit", "sh replay", "sh simulate",
+                     "sh locust", "sh workers"},
     "docs/operators.md": {"sh check", "sh database", "sh server", "sh journal", "promql",
                           "yaml prometheus"},
     "docs/resident-graphs.md": {
