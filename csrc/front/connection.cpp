@@ -250,6 +250,9 @@ struct Connection::Hooks {
             const std::unique_ptr<Stream> stream = std::move(at->second);
             c.streams_.erase(at);
             c.events_.closed(*stream, error_code);
+            if (error_code == kNoError) {
+                c.answered_ns_ = now_ns();
+            }
             if (is_violation(error_code)) {
                 c.count(c.resets_, &ConnectionEvents::reset_flood);
             }

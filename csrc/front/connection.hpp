@@ -160,6 +160,8 @@ public:
     std::size_t blocked_bytes() const;
     // Nanoseconds of `now_ns` when the peer last took bytes, or when there was nothing to take.
     std::int64_t progress_ns() const { return progress_ns_; }
+    // When a stream last ended without an error; 0 when none has.
+    std::int64_t answered_ns() const { return answered_ns_; }
 
     // Reads at most `most` bytes; false when the connection is over.
     bool receive(char* buffer, std::size_t size, std::size_t most);
@@ -235,6 +237,7 @@ private:
     std::vector<std::int32_t> lending_;
     std::size_t first_ = 0;
     std::int64_t progress_ns_;
+    std::int64_t answered_ns_ = 0;
     // Of streams that the peer resets or has us reset, and of frames that belong to no call.
     Tokens resets_, control_;
     bool flooded_ = false, abandoned_ = false, yields_ = false;

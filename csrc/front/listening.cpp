@@ -24,6 +24,8 @@ constexpr int kTurnAccepts = 64;
 constexpr int kBacklog = 1024;
 // Descriptors left to the rest of the process, which needs some to start a lane again.
 constexpr rlim_t kKeptDescriptors = 64;
+// A connection that got an answer is in use for so long.
+constexpr std::int64_t kActive_ns = 1'000'000'000;
 
 // Whom connections from an address count for: an IPv4 address, or a network of IPv6, of which a
 // single client usually has all addresses.
@@ -211,14 +213,16 @@ void Front::admit(int fd, std::string peer, bool inside) {
     }
 }
 
-// Ends the connection that has had no stream for the longest, of that peer or of all (null); false
-// when all have some.
+// Ends the connection that has been idle for the longest, of that peer or of all (null); false when
+// none is. One that got an answer just now is not: its client may have sent the next request.
 bool Front::make_room(const std::string* peer) {
     Client* idle = nullptr;
+    const std::int64_t answered_before_ns = Connection::now_ns() - kActive_ns;
     for (const auto& client : clients_) {
-        if ((peer == nullptr || client->peer == *peer) && client->connection->streams() == 0 &&
-            (idle == nullptr ||
-             client->connection->progress_ns() < idle->connection->progress_ns())) {
+        const Connection& connection = *client->connection;
+        if ((peer == nullptr || client->peer == *peer) && connection.streams() == 0 &&
+            connection.answered_ns() < answered_before_ns &&
+            (idle == nullptr || connection.progress_ns() < idle->connection->progress_ns())) {
             idle = client.get();
         }
     }

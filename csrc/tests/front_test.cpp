@@ -414,10 +414,16 @@ void test_idle_connections_make_room(const H2Api& api) {
         std::this_thread::yield();
     }
     Caller idle(api, echo.front.port()), third(api, echo.front.port());
-    const auto good = third.send(kMethod, "ab");
-    CHECK(third.wait(good));
+    const std::int64_t sent_ns = Connection::now_ns();
+    CHECK(third.wait(third.send(kMethod, "ab")));
     CHECK(echo.front.counts().open_connections == 2);
     CHECK(echo.front.counts().connections == 1);
+    // One that was answered just now keeps its place.
+    Caller fourth(api, echo.front.port());
+    const bool took = fourth.wait(fourth.send(kMethod, "ab"));
+    const bool slow = Connection::now_ns() - sent_ns >= 1'000'000'000;
+    CHECK(!took || slow);
+    CHECK(took || third.wait(third.send(kMethod, "ab")));
 }
 
 void test_a_taken_port_is_an_error() {
