@@ -2,7 +2,8 @@
 
 The trace comes from torch's profiler. It is exact and names the operation of each allocation, but
 misses memory that a kernel takes from the C library itself (sorting keys for a scatter: 32 bytes an
-edge). A lane's meter sees that (``serve.native.Meter``).
+edge). A lane's meter sees that (``serve.native.Meter``). ``torch.profiler`` wraps the profiler used
+here, and imports torch's compiler for it, which takes longer than a model's traces.
 """
 
 import gc
@@ -12,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.autograd.profiler import profile, record_function
 
 from serve.estimate.memory import MemoryTrace
 
@@ -34,7 +35,7 @@ def trace(run: Callable[[], object], module: torch.nn.Module, *counts: int) -> M
     try:
         with (
             _named_layers(module),
-            profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler,
+            profile(profile_memory=True, use_kineto=True) as profiler,
         ):
             output = run()
             del output
@@ -42,7 +43,7 @@ def trace(run: Callable[[], object], module: torch.nn.Module, *counts: int) -> M
         if collects:
             gc.enable()
     found: list[tuple[int, int, str]] = []
-    recorded: Any = profiler.profiler
+    recorded: Any = profiler
     for root in recorded.kineto_results.experimental_event_tree():
         _collect(root, "", "", found)
     found.sort(key=lambda event: event[0])
