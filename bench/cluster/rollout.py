@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from operator import methodcaller
 from pathlib import Path
 from typing import Any, Self
 
@@ -92,7 +93,7 @@ def roll_out(site: Site, step_s: float) -> None:
         all_do(lambda admin: admin.load(MODEL))
         for percent in (10, 50):
             split = {1: 100 - percent, 2: percent}
-            all_do(lambda admin, split=split: admin.split(MODEL, split, canary=2))  # type: ignore[misc]
+            all_do(methodcaller("split", MODEL, split, canary=2))
         all_do(lambda admin: admin.split(MODEL, {2: 100}))
         all_do(lambda admin: admin.roll_back(MODEL))
         all_do(lambda admin: admin.split(MODEL, {1: 100}))

@@ -31,6 +31,7 @@ from serve.graphs.datasets import load_dataset
 from serve.graphs.load import GraphParts, OpenOptions, held
 from serve.graphs.partition import partition
 from serve.graphs.resident import ResidentGraph
+from serve.graphs.shared_column import SharedColumn
 from serve.graphs.sharing import Parting
 from serve.graphs.snapshot import Snapshot
 
@@ -132,7 +133,8 @@ def _gathered(
 
 
 def _places(snapshot: Snapshot) -> NDArray[np.int32]:
-    return snapshot.column.places  # type: ignore[attr-defined, no-any-return]
+    assert isinstance(snapshot.column, SharedColumn)
+    return snapshot.column.places
 
 
 def _times(times_ns: list[int], used_ns: int) -> dict[str, float]:

@@ -358,17 +358,22 @@ def test_servers_that_made_other_changes_are_not_mixed(tmp_path):
             two.graphs[0].snapshot.features(ALL)
 
 
+def check_only_the_newest_is_given(two, old):
+    """Make two changes on both servers; then nobody gives features of the version `old`."""
+    for value in range(2):
+        change = Change(set_ids=ALL, set_x=np.full((NODES, 5), value, np.float32))
+        for graph in two.graphs:
+            changed(graph, change)
+    with pytest.raises(NotReady, match="has not made the same changes"):
+        old.features(ALL)
+    np.testing.assert_array_equal(two.graphs[0].snapshot.features(ALL), 1)
+
+
 def test_versions_are_given_for_a_while_after_the_next_one(tmp_path, monkeypatch):
     monkeypatch.setattr(row_store, "_KEPT_S", 0.0)
     with cluster(tmp_path, 2, patience_ms=500) as two:
         old = two.graphs[0].snapshot
-        for value in range(2):
-            change = Change(set_ids=ALL, set_x=np.full((NODES, 5), value, np.float32))
-            for graph in two.graphs:
-                changed(graph, change)
-        with pytest.raises(NotReady, match="has not made the same changes"):
-            old.features(ALL)
-        np.testing.assert_array_equal(two.graphs[0].snapshot.features(ALL), 1)
+        check_only_the_newest_is_given(two, old)
 
 
 def test_versions_take_no_more_memory_than_they_may(tmp_path, monkeypatch):
@@ -376,13 +381,7 @@ def test_versions_take_no_more_memory_than_they_may(tmp_path, monkeypatch):
     with cluster(tmp_path, 2, patience_ms=500) as two:
         old = two.graphs[0].snapshot
         # Each of these changes has all rows of its own, more than a quarter of the newest.
-        for value in range(2):
-            change = Change(set_ids=ALL, set_x=np.full((NODES, 5), value, np.float32))
-            for graph in two.graphs:
-                changed(graph, change)
-        with pytest.raises(NotReady, match="has not made the same changes"):
-            old.features(ALL)
-        np.testing.assert_array_equal(two.graphs[0].snapshot.features(ALL), 1)
+        check_only_the_newest_is_given(two, old)
 
 
 @pytest.mark.parametrize(
