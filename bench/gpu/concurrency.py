@@ -28,7 +28,7 @@ from serve.lane.cuda.streams import UNPARTITIONED, StreamKind
 #: Numbers of other tasks in the slowdown table.
 OTHERS = (1, 2, 3, 5, 7)
 #: Size of a task's buffer; eight of them fit.
-LIMIT_BYTES = 12 << 30
+LIMIT_BYTES = 6 << 30
 #: Time until the other lanes keep the device busy.
 _SETTLE_S = 0.05
 SIZES = {"small": (100, 400), "medium": (2000, 20_000), "large": (20_000, 200_000)}
@@ -73,7 +73,7 @@ class Work:
 
 
 def body(result: Result, arguments: argparse.Namespace) -> None:
-    rig = Rig.open(110 << 30, dry=arguments.dry)
+    rig = Rig.open(64 << 30, dry=arguments.dry)
     lanes = rig.lanes(8)
     sizes = {"small": SIZES["small"]} if arguments.quick or arguments.dry else SIZES
     names = ("gcn",) if arguments.quick else ("gcn", "gat")

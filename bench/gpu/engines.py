@@ -112,7 +112,8 @@ class Bench:
         config = Config(
             server=ServerConfig(max_queue=4096, max_message="16 MiB"),
             models=ModelsConfig(
-                repository=str(self.folder), calibration_s=0.3 if self.dry else 6.0
+                repository=str(self.folder),
+                calibration_s=0.3 if self.dry else 2.0 if self.quick else 6.0,
             ),
             device=chosen,
             scheduling=SchedulingConfig(policy=policy, discipline=discipline, merge=merge),
@@ -133,6 +134,8 @@ class Bench:
         try:
             engine.start()
             engine.open()
+            # A start does not wait for all models that are yet to be calibrated.
+            engine.wait_loaded()
             yield engine, records
         finally:
             engine.stop()

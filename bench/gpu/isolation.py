@@ -26,7 +26,7 @@ LIMIT = 1e-4
 
 
 def body(result: Result, arguments: argparse.Namespace) -> None:
-    rig = Rig.open(110 << 30, dry=arguments.dry)
+    rig = Rig.open(64 << 30, dry=arguments.dry)
     quick = arguments.quick or arguments.dry
     large = Work(rig, (500, 4000) if quick else SIZES["large"])
     small = Work(rig, SIZES["small"], hidden=64, layers=3)
