@@ -136,6 +136,24 @@ def write_json_list(src: BytesLike, dtype: np.dtype[Any], shape: Sequence[int]) 
     return _core.write_json_list(src, dtype.str[1:], shape)
 
 
+def sqlite_version() -> str:
+    """Return the version of the SQLite that ``sql_rows`` uses; empty where it has none.
+
+    It is the shared library that this process has loaded already.
+    """
+    return _core.sqlite_version()
+
+
+def sql_rows(path: str, query: str, values: Sequence[str | int], texts: int) -> "_core.SqlRows":
+    """Run a query on a connection of its own, for its rows as columns of integers.
+
+    The first `texts` columns hold texts: `read` gives the position of each in `names`, and -1 for
+    NULL. `read` fills a buffer of int64, one column after the other, and returns how many rows
+    there were: fewer than fit only at the end. Raises RuntimeError with SQLite's reason.
+    """
+    return _core.SqlRows(path, query, list(values), texts)
+
+
 def read_arriving(socket: int, dst: BytesLike) -> tuple[int, bool]:
     """Read from a socket that does not block into the begin of `dst`, as long as bytes keep coming.
 

@@ -17,6 +17,7 @@
 #include "json.hpp"
 #include "load.hpp"
 #include "plain.hpp"
+#include "sql_rows.hpp"
 #include "torch/operators.hpp"
 
 namespace nb = nanobind;
@@ -115,4 +116,5 @@ NB_MODULE(_core, module) {
     gnnserve::bindings::bind_infer(module);
     gnnserve::bindings::bind_json(module);
     gnnserve::bindings::bind_load(module);
+    gnnserve::bindings::bind_sql_rows(module);
 }

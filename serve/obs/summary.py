@@ -9,12 +9,12 @@ Ids are unique in a database. Here the row `i` of the n-th of k databases has th
 
 import sqlite3
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from serve.obs.frame import Column, Frame, codes_of, ratio
+from serve.obs.columns import batches
+from serve.obs.frame import Column, Frame, ratio
 from serve.obs.read import first_and_last, group_mates, read_frame, read_present, request_table
 from serve.obs.selection import Selection
 from serve.obs.sweeps import END_NS, BusiestWindow
@@ -23,13 +23,14 @@ from serve.obs.totals import AnswerTotals, MemoryTotals, ModelTotals, OutcomeTot
 
 #: Number of violations described one by one.
 WORST = 10
-#: Rows of a batch, and rows that SQLite hands over at once, few enough to stay in the cache.
-_BATCH = 16_384
-_FETCHED = 512
 
 #: Bits of the column `flags`; the rest of it is the number of requests left out.
 _OK, _LATE, _LAUNCHED, _EXCEEDED, _LEFT_OUT = 1, 2, 4, 8, 16
-_NUMBERS = {
+_COLUMNS = {
+    "model": "model",
+    # Why a request has no result, or why its answer was late; NULL for others.
+    "label": "CASE WHEN status <> 'OK' THEN CASE reason WHEN '' THEN lower(status) ELSE reason END"
+    " WHEN violated THEN cause END",
     "flags": "(status = 'OK') + 2 * (violated <> 0) + 4 * (lane >= 0)"
     " + 8 * (ifnull(pmc_measured_bytes, 0) > pmc_estimate_bytes) + 16 * left_out",
     **{
@@ -42,11 +43,6 @@ _NUMBERS = {
     },
     "measured_bytes": "ifnull(pmc_measured_bytes, -1)",
 }  # fmt: skip
-#: Why a request has no result, or why its answer was late; NULL for others.
-_LABEL = (
-    "CASE WHEN status <> 'OK' THEN CASE reason WHEN '' THEN lower(status) ELSE reason END"
-    " WHEN violated THEN cause END"
-)
 
 
 class Summary:
@@ -70,8 +66,8 @@ class Summary:
         self.window_machine = next(iter(servers))
         for number, (machine, db) in enumerate(servers.items()):
             before = self._window.window()
-            for models, labels, numbers in _batches(db, chosen, number, len(servers)):
-                self._add(machine, models, labels, numbers)
+            for models, labels, columns in _batches(db, chosen, number, len(servers)):
+                self._add(machine, models, labels, columns)
             # Its runs share lanes and memory with those of no other server.
             self.memory.finish()
             nothing = np.zeros(0, np.int64)
@@ -101,7 +97,7 @@ class Summary:
         self.shown = read_present(db, chosen, begin, end, self._longest_ns)
 
     def _add(
-        self, machine: str, models: tuple[str, ...], labels: tuple[Any, ...], numbers: Frame
+        self, machine: str, models: Sequence[str], labels: Sequence[str], numbers: Frame
     ) -> None:
         flags = numbers["flags"]
         ok, launched = flags & _OK != 0, flags & _LAUNCHED != 0
@@ -109,11 +105,10 @@ class Summary:
         requests = 1 + flags // _LEFT_OUT
         over = ratio(numbers["latency_ns"], numbers["qos_target_ns"])
         self._longest_ns = max(self._longest_ns, int(numbers["latency_ns"].max()))
-        codes, names = codes_of(models)
-        for code, name in enumerate(names):
-            rows = np.flatnonzero(codes == code) if len(names) > 1 else np.arange(len(codes))
+        for code in np.flatnonzero(np.bincount(numbers["model"])).tolist():
+            rows = np.flatnonzero(numbers["model"] == code)
             mine = rows[ok[rows]]
-            self._totals[machine, name].add(
+            self._totals[machine, models[code]].add(
                 int(requests[rows].sum()),
                 over[mine],
                 numbers["latency_ns"][mine] / 1e6,
@@ -148,33 +143,17 @@ def _read_rows(
 
 def _batches(
     db: sqlite3.Connection, chosen: Selection, number: int, count: int
-) -> Iterator[tuple[tuple[str, ...], tuple[Any, ...], Frame]]:
-    """Yield models, labels and numbers of the chosen requests, in order of arrival.
+) -> Iterator[tuple[list[str], list[str], Frame]]:
+    """Yield names of models, labels and columns of the chosen requests, in order of arrival.
 
-    The database is the one with this `number` of so many.
+    The columns `model` and `label` are positions among the names. The database is the one with this
+    `number` of so many.
     """
     where, values = chosen.condition()
-    columns = _NUMBERS | {"row_id": f"row_id * {count} + {number}"}
-    rows = db.execute(
-        f"SELECT model, {_LABEL}, {', '.join(columns.values())} FROM {request_table(db)} "
-        f"WHERE {where} ORDER BY arrived_unix_ns, row_id",
-        values,
+    columns = _COLUMNS | {"row_id": f"row_id * {count} + {number}"}
+    query = (
+        f"SELECT {', '.join(columns.values())} FROM {request_table(db)} "
+        f"WHERE {where} ORDER BY arrived_unix_ns, row_id"
     )
-    texts: list[tuple[Any, ...]] = [(), ()]
-    parts: list[list[Column]] = []
-    size = 0
-
-    def batch() -> tuple[tuple[str, ...], tuple[Any, ...], Frame]:
-        columns = (np.concatenate(pieces) for pieces in zip(*parts, strict=True))
-        return texts[0], texts[1], Frame(dict(zip(_NUMBERS, columns, strict=True)))
-
-    while fetched := rows.fetchmany(_FETCHED):
-        model, label, *numbers = zip(*fetched, strict=True)
-        texts = [texts[0] + model, texts[1] + label]
-        parts.append([np.fromiter(column, np.int64, len(column)) for column in numbers])
-        size += len(fetched)
-        if size >= _BATCH:
-            yield batch()
-            texts, parts, size = [(), ()], [], 0
-    if size:
-        yield batch()
+    for (models, labels), found in batches(db, query, values, texts=2):
+        yield models, labels, Frame(dict(zip(columns, found, strict=True)))

@@ -1,12 +1,12 @@
 """Totals of the report, added up from batches of requests so that no row has to be kept."""
 
 from collections import Counter
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from serve.core.rules.cause import CAUSES
-from serve.obs.frame import STAGES, Column, Frame, codes_of, ratio
+from serve.obs.frame import STAGES, Column, Frame, ratio
 from serve.obs.intervals import Intervals
 from serve.obs.sketch import FINE_GROWTH, Sketch
 from serve.obs.sweeps import END_NS, ConcurrentPeak
@@ -120,13 +120,14 @@ class OutcomeTotals:
         self.over_time = Intervals(first_unix_ns / 1e9, last_unix_ns / 1e9)
 
     def add(
-        self, labels: tuple[Any, ...], numbers: Frame, requests: Column, ok: Column, late: Column
+        self, labels: Sequence[str], numbers: Frame, requests: Column, ok: Column, late: Column
     ) -> None:
         """Add rows.
 
         Args:
-            labels: Why each has no result, or why it was late; None for others.
-            numbers: Columns of the rows.
+            labels: Texts by their positions.
+            numbers: Columns of the rows. `label` is the position of the text that says why a row
+                has no result, or why it was late; negative for others.
             requests: How many requests each row stands for.
             ok: Which were answered.
             late: Which were answered late.
@@ -135,9 +136,8 @@ class OutcomeTotals:
         self.over_time.add("kept", at[ok & ~late])
         self.over_time.add("late", at[late])
         self.over_time.add("none", at[~ok])
-        codes, names = codes_of(labels)
-        for code, name in enumerate(names):
-            mine = codes == code
+        for code in np.flatnonzero(np.bincount(numbers["label"] + 1)[1:]).tolist():
+            name, mine = labels[code], numbers["label"] == code
             if caused := int(np.count_nonzero(mine & late)):
                 self.by_cause[name] += caused
                 if name in CAUSES:
