@@ -5,6 +5,8 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from serve.threads import Thread
+
 _log = logging.getLogger(__name__)
 
 _PERIOD_S = 0.5
@@ -56,7 +58,7 @@ class FileWatcher:
         self._files = files
         self._period_s = period_s
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._follow, name="watched-files", daemon=True)
+        self._thread = Thread(target=self._follow, name="watched-files")
 
     def start(self) -> None:
         """Begin to look; starts no thread when there are no files."""

@@ -11,6 +11,7 @@ from serve.config import Config
 from serve.errors import ServeError
 from serve.models.version_file import VERSIONS_FILE
 from serve.server.load_turns import LoadCancellation
+from serve.threads import Thread
 
 _log = logging.getLogger(__name__)
 #: Files of a model by path, with time of change and size.
@@ -42,7 +43,7 @@ class RepositoryRescan:
         self._cancellation = LoadCancellation()
         self._lock = threading.Lock()
         self._asked = False
-        self._thread: threading.Thread | None = None
+        self._thread: Thread | None = None
 
     def look(self) -> None:
         """Take what is in the repository as known, before it is loaded."""
@@ -53,8 +54,9 @@ class RepositoryRescan:
         with self._lock:
             self._asked = True
             if self._thread is None and not self._cancellation.cancelled:
-                self._thread = threading.Thread(target=self._work, name="rescan", daemon=True)
-                self._thread.start()
+                thread = Thread(target=self._work, name="rescan")
+                thread.start()
+                self._thread = thread
 
     def stop(self) -> None:
         """Cancel what is being loaded, and begin nothing more."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 from serve.progress import Progress
+from serve.threads import Thread
 
 #: Wait for a manager that does not read, where it must not miss a message.
 _PATIENCE_S = 1.0
@@ -38,7 +39,7 @@ class ServiceManager:
         limit_us = environment.get("WATCHDOG_USEC", "")
         mine = environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
         self._period_s = int(limit_us) / 2e6 if limit_us.isdecimal() and mine else 0.0
-        self._thread = threading.Thread(target=self._watch, name="service manager", daemon=True)
+        self._thread = Thread(target=self._watch, name="service manager")
 
     def watch(self, progress: Progress) -> Progress:
         """Return a progress that also tells the manager each step of the start."""

@@ -33,7 +33,7 @@ from email.message import Message
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Condition, Thread
+from threading import Condition
 from typing import Any, cast
 from urllib.parse import parse_qs, urlsplit
 
@@ -44,6 +44,7 @@ from serve.errors import ConfigError, ErrorCode, ServeError
 from serve.obs.exposition import wanted_type
 from serve.obs.offline import Form, make_report
 from serve.obs.selection import selection_of
+from serve.threads import Thread
 
 _log = logging.getLogger(__name__)
 
@@ -132,9 +133,7 @@ class HttpPort:
         self._database = database
         self._callers = callers if callers is not None and callers.limited else None
         self._server = _HttpServer(listener, _handler(self._answer), certificates)
-        self._thread = Thread(
-            target=self._server.serve_forever, args=(_CHECK_S,), name="http", daemon=True
-        )
+        self._thread = Thread(target=self._server.serve_forever, args=(_CHECK_S,), name="http")
 
     def start(self) -> None:
         """Serve until `stop`."""
@@ -231,7 +230,7 @@ class _HttpServer(ThreadingHTTPServer):
                 del self._open[oldest]
                 _hang_up(oldest)
         try:
-            # The start of a `Thread` waits for ever for one that has no memory to begin with, and
+            # The start of a thread waits up to 10 s for one that has no memory to begin with, and
             # the port with it. `service_actions` closes the connection of such a thread.
             _thread.start_new_thread(self.process_request_thread, (request, client_address))
         except (RuntimeError, MemoryError) as error:

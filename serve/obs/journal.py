@@ -21,6 +21,7 @@ from serve.core.types import Nanos, TaskEstimate, TaskId
 from serve.errors import ConfigError
 from serve.files import private
 from serve.journal import encode_header, encode_left, encode_step
+from serve.threads import Thread
 
 _log = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ class JournalWriter:
         self._unions: list[TaskEstimate | None] = []
         self._closing = threading.Event()
         self._queue: SimpleQueue[_Row | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
+        self._thread = Thread(target=self._run, name="journal")
         self._thread.start()
 
     def begin(self, params: SchedulerParams) -> SchedulerParams:

@@ -13,6 +13,8 @@ from typing import Any, Literal, TextIO
 
 import msgspec
 
+from serve.threads import Thread
+
 _log = logging.getLogger(__name__)
 
 LogFormat = Literal["auto", "text", "json"]
@@ -68,6 +70,8 @@ def log_uncaught() -> None:
             _log.error("an error ended %s", name, exc_info=trace)
 
     def of_nothing(args: Any) -> None:
+        if isinstance(thread := getattr(args.object, "__self__", None), Thread):
+            thread.miss()
         trace = (args.exc_type, args.exc_value, args.exc_traceback)
         what = args.err_msg or "Exception ignored in"
         _log.error("%s: %r", what, args.object, exc_info=trace)

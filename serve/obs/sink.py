@@ -13,6 +13,7 @@ from serve.obs.record import RequestRecord
 from serve.obs.row_sampling import RowSampler
 from serve.obs.store import RecordStore
 from serve.obs.wall_clock import WallClock
+from serve.threads import Thread
 
 _log = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ class RecordSink:
         self._changes: SimpleQueue[Callable[[RecordStore], None]] = SimpleQueue()
         self._overflowed = 0
         self._observer_failed = False
-        self._thread = threading.Thread(target=self._run, name="record-sink", daemon=True)
+        self._thread = Thread(target=self._run, name="record-sink")
         self._thread.start()
 
     @property

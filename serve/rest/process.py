@@ -19,6 +19,7 @@ from serve.rest.lifeline import DRAIN
 from serve.rest.settings import INSIDE_VARIABLE, Settings
 from serve.server.clock import now_ns
 from serve.server.printed_lines import PrintedLines
+from serve.threads import Thread
 
 _log = logging.getLogger(__name__)
 
@@ -100,7 +101,7 @@ class GatewayProcess:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._lifeline: socket.socket | None = None
-        self._thread = threading.Thread(target=self._keep, name="gateway", daemon=True)
+        self._thread = Thread(target=self._keep, name="gateway")
 
     def start(self, grpc_target: str) -> None:
         """Start the process, which calls the gRPC port at `grpc_target`; see ``wait_serving``."""

@@ -34,6 +34,7 @@ from serve.rpc.refusals import (
     Refusals,
 )
 from serve.rpc.workers import Workers
+from serve.threads import Thread
 
 _log = logging.getLogger(__name__)
 
@@ -95,7 +96,7 @@ class CallThreads(Executor):
                 "message arrives, and one whose message never comes keeps its thread",
                 grpc.__version__,
             )
-        threading.Thread(target=self._watch, name="rpc-arrivals", daemon=True).start()
+        Thread(target=self._watch, name="rpc-arrivals").start()
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Have a thread call `fn`; called by gRPC's polling thread. The future is never done."""

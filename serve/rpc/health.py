@@ -15,6 +15,7 @@ from grpc_health.v1 import health, health_pb2
 from serve.rpc import gnnserve_service as own
 from serve.rpc import service
 from serve.server.api import ModelInfo
+from serve.threads import Thread
 
 Models = Callable[[], tuple[ModelInfo, ...]]
 
@@ -46,7 +47,7 @@ class Health(health.HealthServicer):  # type: ignore[misc]  # the library carrie
         # Not `_lock`, which is the library's.
         self._telling = threading.Lock()
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._follow, name="health", daemon=True)
+        self._thread = Thread(target=self._follow, name="health")
 
     def Check(self, request: Any, context: grpc.ServicerContext) -> Any:
         """Return the current status; NOT_FOUND for an unknown name."""

@@ -11,7 +11,6 @@ a call waits at its headers until the thread that polls has looked at whom it co
 
 import logging
 import os
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +23,7 @@ from serve.rpc.front_calls import Event, FrontCalls
 from serve.rpc.private_socket import PrivateSocket
 from serve.rpc.refusals import FRONT_REASONS, OPEN_CALLS
 from serve.rpc.thread_pools import MAX_STREAMS
+from serve.threads import Thread
 from serve.wire.messages import INFER_METHOD, STREAM_METHOD
 
 _log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class NativeFront:
         self._found: list[Event] = []
         self._stopping = False
         self._lent = False
-        self._thread = threading.Thread(target=self._poll, name="front", daemon=True)
+        self._thread = Thread(target=self._poll, name="front")
 
     def make_backend(self) -> str:
         """Make the socket of the gRPC server behind; returns its address, as gRPC writes it.

@@ -19,6 +19,7 @@ from serve.rpc.gate import Gate
 from serve.rpc.status import Status, status_of
 from serve.rpc.workers import Workers
 from serve.server.clock import now_ns
+from serve.threads import Thread
 from serve.wire.messages import (
     Failure,
     ParameterValue,
@@ -94,9 +95,7 @@ class Stream:
             messages: Serialized requests, read on a thread of their own.
             raise_errors: Raise the first error instead of sending it as a message.
         """
-        reader = threading.Thread(
-            target=self._read, args=(messages,), name="stream-reader", daemon=True
-        )
+        reader = Thread(target=self._read, args=(messages,), name="stream-reader")
         try:
             reader.start()
         except RuntimeError as error:

@@ -13,6 +13,7 @@ import grpc
 
 from serve.rpc import service
 from serve.server.clock import now_ns
+from serve.threads import Thread
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ class Watchdog:
         self._answers = True
         self._stopped = threading.Event()
         self._channel: grpc.Channel | None = None
-        self._thread = threading.Thread(target=self._watch, name="rpc-watchdog", daemon=True)
+        self._thread = Thread(target=self._watch, name="rpc-watchdog")
 
     @property
     def answers(self) -> bool:

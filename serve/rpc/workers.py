@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
+from serve.threads import Thread
+
 _log = logging.getLogger(__name__)
 
 Work = Callable[[], object]
@@ -104,7 +106,7 @@ class Workers:
             self._idle.clear()
 
     def _start(self) -> None:
-        threading.Thread(target=self._serve, name=self._name, daemon=True).start()
+        Thread(target=self._serve, name=self._name).start()
 
     def _do_without(self, work: Work, error: Exception) -> bool:
         """Leave `work` to the existing threads; returns False when there are none."""

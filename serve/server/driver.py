@@ -40,6 +40,7 @@ from serve.server.lanes.pool import LanePool
 from serve.server.learning.learner import Learner
 from serve.server.report_rows import RecordKeeper
 from serve.server.ticket import PlainTicket, RequestTicket
+from serve.threads import Thread
 
 _log = logging.getLogger(__name__)
 
@@ -114,7 +115,7 @@ class Driver:
         self._left.set()
         self._drained = threading.Event()
         self._stopping = False
-        self._thread = threading.Thread(target=self._listen, name="driver", daemon=True)
+        self._thread = Thread(target=self._listen, name="driver")
 
     # --- life ---------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ import logging
 import threading
 
 from serve.ipc.private_memory import private_bytes
+from serve.threads import Thread
 
 _log = logging.getLogger(__name__)
 
@@ -35,7 +36,7 @@ class HeapTrimmer:
         #: Looks since the last time.
         self._looks = 0
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._follow, name="heap", daemon=True)
+        self._thread = Thread(target=self._follow, name="heap")
 
     def start(self) -> None:
         """Begin to look; raises RuntimeError when the thread cannot be started."""

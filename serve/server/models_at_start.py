@@ -10,6 +10,7 @@ from serve.models.repository import ModelSpec, scan_model
 from serve.progress import Progress
 from serve.server.catalogue import ModelCatalogue
 from serve.server.rollout import ModelRollout
+from serve.threads import Thread
 
 #: A model that takes longer to load is loaded while the server serves.
 _SLOW_NS = 2_000_000_000
@@ -32,7 +33,7 @@ class ModelsAtStart:
         self._slow: list[str] = []
         self._serving = threading.Event()
         self._count = 0
-        self._thread = threading.Thread(target=self._load_new, name="new models", daemon=True)
+        self._thread = Thread(target=self._load_new, name="new models")
         self._progress: Progress = lambda step, fraction: None
 
     @property

@@ -16,6 +16,7 @@ from fcntl import fcntl
 import msgspec
 
 from serve.ipc.printed import MARK, Said
+from serve.threads import Thread
 
 _log = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ class PrintedLines:
         self._pipes: dict[int, _Pipe] = {}
         self._left_out = 0
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="printed-lines", daemon=True)
+        self._thread = Thread(target=self._run, name="printed-lines")
         self._thread.start()
 
     @property

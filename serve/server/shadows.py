@@ -21,6 +21,7 @@ from serve.server import clock
 from serve.server.api import InferCall, InferResult
 from serve.server.regions import RegionPart
 from serve.server.version_facts import ShadowCounts
+from serve.threads import Thread
 
 _log = logging.getLogger(__name__)
 
@@ -65,7 +66,7 @@ class Shadows:
         self._counts: dict[tuple[str, int], ShadowCounts] = {}
         self._idle = threading.Event()
         self._stopping = False
-        self._thread: threading.Thread | None = None
+        self._thread: Thread | None = None
 
     def answered(self, call: InferCall, result: InferResult) -> None:
         """Take in a request that was answered, if the rules want its shadow and there is room."""
@@ -105,7 +106,7 @@ class Shadows:
     def _started(self) -> bool:
         """Return True once the thread runs; a system without threads is asked again."""
         if self._thread is None and not self._stopping:
-            thread = threading.Thread(target=self._work, name="shadows", daemon=True)
+            thread = Thread(target=self._work, name="shadows")
             try:
                 thread.start()
             except RuntimeError as error:

@@ -11,11 +11,12 @@ import signal
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from threading import Event, Thread
+from threading import Event
 from typing import NoReturn
 
 from serve.ipc.signals import DRAINING, HANGUP, IGNORED
 from serve.server.clock import now_ns
+from serve.threads import Thread
 
 _log = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ class StopSignals:
         self._end_ns: int | None = None
         self._read_fd, self._write_fd = os.pipe()
         os.set_blocking(self._write_fd, False)
-        self._thread = Thread(target=self._read_signals, name="signals", daemon=True)
+        self._thread = Thread(target=self._read_signals, name="signals")
 
     def listen(self) -> None:
         """Handle signals from now on, for the rest of the process. Call it in the main thread."""
@@ -146,7 +147,7 @@ def _has_terminal() -> bool:
 
 def _warn(message: Callable[[], str]) -> None:
     """Log a warning within a time limit: the reader of the log may have stopped reading."""
-    writer = Thread(target=lambda: _log.warning("%s", message()), name="signal log", daemon=True)
+    writer = Thread(target=lambda: _log.warning("%s", message()), name="signal log")
     with suppress(RuntimeError):  # there may be no threads left
         writer.start()
         writer.join(_LOG_WAIT_S)

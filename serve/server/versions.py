@@ -20,6 +20,7 @@ from serve.models.version_file import KeptRules, read_rules, write_rules
 from serve.obs.record import RequestRecord
 from serve.server.catalogue import ModelCatalogue
 from serve.server.version_facts import ShadowCounts, VersionChange, VersionFacts
+from serve.threads import Thread
 
 _log = logging.getLogger(__name__)
 
@@ -136,7 +137,7 @@ class ModelVersions:
         self.on_event(event)
         # This thread may be the one that drives everything: it waits for no disk.
         try:
-            threading.Thread(target=self._keep, args=(name,), name="rules", daemon=True).start()
+            Thread(target=self._keep, args=(name,), name="rules").start()
         except RuntimeError as error:
             self._keeps_not(name, f"no thread writes versions.toml: {error}")
 

@@ -122,3 +122,17 @@ def test_a_signal_while_it_loads_is_not_lost_and_a_stop_ends_it(rescan, tmp_path
     assert loads.names == ["c", "d", "e"]
     found.begin()
     assert found._thread is None
+
+
+def test_after_a_look_for_which_there_was_no_thread_another_can_be_had(
+    rescan, tmp_path, monkeypatch
+):
+    found, loads = rescan()
+    write(tmp_path, "a", "2")
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", lambda _: [][0])
+        with pytest.raises(IndexError):
+            found.begin()
+    found.begin()
+    ended(found)
+    assert loads.names == ["a"]

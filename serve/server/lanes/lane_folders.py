@@ -14,6 +14,7 @@ from pathlib import Path
 
 from serve.core.types import LaneId
 from serve.scratch import folder_of
+from serve.threads import Thread
 
 _EVERY_S = 1.0
 #: Unit of `st_blocks`.
@@ -34,7 +35,7 @@ class LaneFolders:
         """`pids` returns the process of each lane; `end` ends a lane, and is told why."""
         self._pids, self._end, self._most_bytes = pids, end, most_bytes
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="lane folders", daemon=True)
+        self._thread = Thread(target=self._run, name="lane folders")
 
     def start(self) -> None:
         """Start the thread; raises RuntimeError when the system has none."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from serve.core.types import LaneId
 from serve.server import clock
+from serve.threads import Thread
 
 _EVERY_S = 1.0
 
@@ -22,7 +23,7 @@ class LoadWatch:
         #: When each lane that loads said its last word.
         self._heard_ns: dict[LaneId, int] = {}
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="lane loads", daemon=True)
+        self._thread = Thread(target=self._run, name="lane loads")
 
     def start(self) -> None:
         """Start the thread; raises RuntimeError when the system has none."""

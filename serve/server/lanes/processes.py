@@ -25,6 +25,7 @@ from serve.ipc.orphans import kill_children
 from serve.ipc.setup import LaneSetup, PassedFile
 from serve.lane.start import run_lanes
 from serve.server.printed_lines import PrintedLines
+from serve.threads import Thread
 
 _log = logging.getLogger(__name__)
 
@@ -220,18 +221,20 @@ def _unstuck() -> Iterator[None]:
     """Kill a fork server that does not answer in time; the next start makes a new one."""
     server: Any = forkserver._forkserver
 
-    def end() -> None:
-        _log.error("the fork server does not answer; ending it and with it all lanes")
-        os.kill(server._forkserver_pid, signal.SIGKILL)
+    answered = threading.Event()
 
-    watch = threading.Timer(_FORK_WAIT_S, end)
-    watch.daemon = True
-    watch.start()
+    def watch() -> None:
+        if not answered.wait(_FORK_WAIT_S):
+            _log.error("the fork server does not answer; ending it and with it all lanes")
+            os.kill(server._forkserver_pid, signal.SIGKILL)
+
+    watching = Thread(target=watch, name="fork server")
+    watching.start()
     try:
         yield
     finally:
-        watch.cancel()
-        watch.join()
+        answered.set()
+        watching.join()
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from typing import Generic, TypeVar
 
 from serve.server import clock
 from serve.server.lanes import processes
+from serve.threads import Thread
 
 _log = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ class Restarts(Generic[RoleT]):
         self._start, self._wake = start, wake
         self._records: dict[int, _Record] = {}
         self._started: SimpleQueue[tuple[RoleT, Started]] = SimpleQueue()
-        self._threads: list[threading.Thread] = []
+        self._threads: list[Thread] = []
         self._ending = threading.Event()
         #: Restarts so far, failed ones included.
         self.count = 0
@@ -73,9 +74,7 @@ class Restarts(Generic[RoleT]):
         record = self._records.get(id(role))
         if record is None:
             record = self._records[id(role)] = _Record(name, 0)
-            thread = threading.Thread(
-                target=self._keep, args=(role, record), name=f"restart {name}", daemon=True
-            )
+            thread = Thread(target=self._keep, args=(role, record), name=f"restart {name}")
             try:
                 thread.start()
             except RuntimeError:

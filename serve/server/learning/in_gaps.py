@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 
 from serve.errors import ServeError
 from serve.server.catalogue import ModelEntry
+from serve.threads import Thread
 
 _log = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ class CalibrationsInGaps:
         self._failed: set[str] = set()
         #: When models may be calibrated again at the earliest, and how long they waited for it.
         self._again_at: dict[str, tuple[float, float]] = {}
-        self._thread = threading.Thread(target=self._run, name="calibrations", daemon=True)
+        self._thread = Thread(target=self._run, name="calibrations")
 
     def start(self) -> None:
         """Begin to look for models to calibrate."""

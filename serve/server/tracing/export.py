@@ -5,7 +5,6 @@ import queue
 import signal
 import socket
 import sys
-import threading
 from contextlib import suppress
 
 import msgspec
@@ -19,6 +18,7 @@ from serve.obs.log import setup_logging
 from serve.obs.record import RequestRecord
 from serve.server.tracing.sender import END_S, ExportCounts, ExportSettings
 from serve.server.tracing.spans import GroupMates, spans_of
+from serve.threads import Thread
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class Exporter:
 
     def serve(self) -> None:
         """Export all that comes; returns when nothing comes any more and all is exported."""
-        thread = threading.Thread(target=self._read, name="records", daemon=True)
+        thread = Thread(target=self._read, name="records")
         thread.start()
         going = True
         while going:

@@ -9,6 +9,7 @@ from serve.scratch import folder_of
 from serve.server.lanes.calibrators import Calibrator
 from serve.server.lanes.lane_folders import disk_bytes
 from serve.server.training.job_folder import JobFolder
+from serve.threads import Thread
 
 _EVERY_S = 1.0
 
@@ -32,7 +33,7 @@ class JobDisk:
             while not (over.wait(_EVERY_S) or self._look(process)):
                 pass
 
-        thread = threading.Thread(target=watch, name="job disk", daemon=True)
+        thread = Thread(target=watch, name="job disk")
         try:
             thread.start()
         except RuntimeError as error:

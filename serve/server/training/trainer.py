@@ -41,6 +41,7 @@ from serve.server.training.held_job import HeldJob, JobRun
 from serve.server.training.job_facts import JobCall, JobStatus, TrainingEstimate
 from serve.server.training.job_folder import JobFolder, KeptJob, kept_jobs
 from serve.server.training.publishing import Publisher
+from serve.threads import Thread
 
 _log = logging.getLogger(__name__)
 
@@ -254,7 +255,7 @@ class Trainer:
         """Start a thread; returns `failed` where the system has none."""
         name = f"job-{job.job_id}"
         try:
-            threading.Thread(target=work, name=name, daemon=True).start()
+            Thread(target=work, name=name).start()
         except RuntimeError as error:
             _log.error("%s: %s", name, error)
             return failed
