@@ -552,6 +552,7 @@ def _broken_rules(config: Config) -> Iterator[str]:
         lambda: config.report.journal_bytes,
         lambda: config.report.record_bytes,
         lambda: config.report.record_payloads_bytes,
+        lambda: config.cluster.rows.log_bytes,
         *(lambda graph=graph: graph.hot_memory_bytes for graph in config.graph),
     ]
     for size in sizes:

@@ -7,6 +7,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from serve.toml_tables import Section
+from serve.units import parse_bytes
 
 
 class RowsConfig(Section, frozen=True):
@@ -18,11 +19,22 @@ class RowsConfig(Section, frozen=True):
     listen: str | None = None
     #: File that names all servers: `host:port PART` in each line. Servers of one part are replicas.
     servers_file: str | None = None
+    #: This server's address in that file; None: `listen`.
+    address: str | None = None
+    #: File of all changes, and the size that it may have. The first server of the file of servers
+    #: writes it.
+    log: str = "changes.log"
+    log_size: str = "1 GiB"
     #: File with the key that these servers have in common. None: whoever reaches the port gets
     #: features, so it has to be on loopback.
     key_file: str | None = None
     #: A server that sends nothing for so long has lost its features.
     patience_ms: Annotated[int, Meta(ge=10, le=10_000)] = 80
+
+    @property
+    def log_bytes(self) -> int:
+        """`log_size` in bytes."""
+        return parse_bytes(self.log_size, "cluster.rows.log_size")
 
 
 class ClusterConfig(Section, frozen=True):

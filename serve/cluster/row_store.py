@@ -6,6 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import msgspec
@@ -14,6 +15,7 @@ import zmq
 from numpy.typing import NDArray
 from zmq.utils import z85
 
+from serve.cluster.change_wire import MARK
 from serve.cluster.row_wire import MOST_BYTES, MOST_ID_BYTES, Keys, RowsAsked, RowsGiven, secure
 from serve.errors import ConfigError
 from serve.graphs.shared_column import SharedColumn
@@ -31,7 +33,9 @@ _KEPT_S, _KEPT_BYTES, _KEPT_SHARE = 2.0, 64 << 20, 1 / 4
 _LATER = "has not made the same changes"
 #: Where libzmq asks whether a key is one that may connect (ZeroMQ RFC 27).
 _ZAP = "inproc://zeromq.zap.01"
-_STOP = "inproc://stop"
+_STOP, _CHANGES = "inproc://stop", "inproc://changes"
+#: Messages about changes that wait for their thread, and answers of it; more are lost.
+_MOST_MESSAGES = 8
 
 
 class _Held(NamedTuple):
@@ -59,6 +63,9 @@ class RowStore:
         self._gate = self._context.socket(zmq.REP)
         self._stop = self._context.socket(zmq.PAIR)
         self._wake = self._context.socket(zmq.PAIR)
+        self._changes = self._context.socket(zmq.PAIR)
+        self._changes.sndhwm = self._changes.rcvhwm = _MOST_MESSAGES
+        self._changes.bind(_CHANGES)
         self._stop.bind(_STOP)
         self._wake.connect(_STOP)
         self._gate.bind(_ZAP)
@@ -90,6 +97,18 @@ class RowStore:
         # The thread that answers reads what it was before or what it is after.
         self._versions[of_rows.graph] = {one.column.of_rows.changes: one for one in versions}
 
+    def changes(self) -> "zmq.Socket[bytes]":
+        """Return the end of a pair to which messages about changes go, see ``change_wire``.
+
+        What comes from it goes to the connection that its first frame names. To be closed before
+        this store is stopped.
+        """
+        socket = self._context.socket(zmq.PAIR)
+        socket.linger = 0
+        socket.sndhwm = socket.rcvhwm = _MOST_MESSAGES
+        socket.connect(_CHANGES)
+        return socket
+
     def start(self) -> None:
         """Begin to answer."""
         self._thread.start()
@@ -105,7 +124,7 @@ class RowStore:
 
     def _run(self) -> None:
         poller = zmq.Poller()
-        for socket in (self._socket, self._gate, self._stop):
+        for socket in (self._socket, self._gate, self._stop, self._changes):
             poller.register(socket, zmq.POLLIN)
         while True:
             ready = dict(poller.poll())
@@ -113,6 +132,8 @@ class RowStore:
                 return
             if self._gate in ready:
                 self._admit()
+            if self._changes in ready:
+                self._socket.send_multipart(self._changes.recv_multipart())
             if self._socket in ready:
                 # NOTE: a message that cannot be answered must not end the thread.
                 try:
@@ -131,6 +152,10 @@ class RowStore:
     def _answer(self) -> None:
         """Read a message and answer it, unless it is none of ours."""
         identity, *frames = self._socket.recv_multipart()
+        if frames[0] == MARK:
+            with suppress(zmq.Again):
+                self._changes.send_multipart([identity, *frames[1:]], zmq.NOBLOCK)
+            return
         try:
             head, ids = frames
             asked = msgspec.msgpack.decode(head, type=RowsAsked)

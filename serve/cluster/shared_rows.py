@@ -21,9 +21,10 @@ from serve.access.front_stamps import read_key
 from serve.cluster.row_link import Link, WantedRows
 from serve.cluster.row_store import RowStore
 from serve.cluster.row_wire import Keys
+from serve.cluster.shared_changes import SharedChanges
 from serve.cluster.stores_file import read_stores
 from serve.core.cluster.rows import RowFetch, Stores, expected_ns
-from serve.errors import NotReady
+from serve.errors import ConfigError, NotReady
 from serve.graphs.csr import Ids
 from serve.graphs.partition import Parts
 from serve.graphs.shared_column import RowsOf, SharedColumn
@@ -53,9 +54,12 @@ class SharedRows:
         self._part = part
         self._patience_ns = patience_ms * 1_000_000
         keys = None if key_file is None else Keys.of(read_key(key_file))
-        parts = {address: of for address, of in read_stores(stores_file).items() if of != part}
-        self._stores = Stores(parts)
+        known = read_stores(stores_file)
+        self._servers = list(known)
+        self._stores = Stores({address: of for address, of in known.items() if of != part})
         self._store = RowStore(listen, keys)
+        self._keys = keys
+        self._changes: SharedChanges | None = None
         self.port = self._store.port
         self._store.start()
         #: Guards what is known of the stores.
@@ -72,6 +76,25 @@ class SharedRows:
         """See ``RowSource``."""
         return self._part
 
+    @property
+    def changes(self) -> SharedChanges | None:
+        """See ``RowSource``."""
+        return self._changes
+
+    def order_changes(self, address: str, log_file: Path, log_bytes: int) -> None:
+        """Take part in changes as the server of that address; raises ConfigError.
+
+        The first server of the file orders them and keeps them in `log_file`, up to `log_bytes`.
+        """
+        if address not in self._servers:
+            raise ConfigError(
+                f"cluster.rows.servers_file does not name this server, {address}; see"
+                " cluster.rows.address"
+            )
+        self._changes = SharedChanges(
+            address, self._servers, self._store, self._keys, log_file, log_bytes
+        )
+
     def told(self) -> RowCounts:
         """Return what was exchanged until now, for metrics."""
         given = self._store.counts
@@ -84,6 +107,7 @@ class SharedRows:
             waited_ns=mine["waited_ns"],
             given_bytes=given["bytes"],
             refused=given["refused"],
+            changes=None if self._changes is None else self._changes.told(),
         )
 
     @property
@@ -150,5 +174,7 @@ class SharedRows:
 
     def close(self) -> None:
         """Give and get nothing any more. Idempotent."""
+        if self._changes is not None:
+            self._changes.close()
         self._store.stop()
         self._context.destroy(linger=0)

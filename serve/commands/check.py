@@ -173,7 +173,13 @@ def _wrong_rows(config: Config) -> Iterator[str]:
         yield "cluster.rows: pyzmq is not installed: pip install 'gnnserve[cluster]'"
     if rows.key_file is not None:
         read_key(config.path(rows.key_file))
-    held = read_stores(config.path(rows.servers_file)).values()
+    stores = read_stores(config.path(rows.servers_file))
+    if (address := rows.address or rows.listen) not in stores:
+        yield (
+            f"cluster.rows.servers_file: it does not name this server, {address}; see"
+            " cluster.rows.address"
+        )
+    held = stores.values()
     for graph in config.graph:
         if graph.parts is None or not config.path(graph.parts).exists():
             continue

@@ -453,7 +453,13 @@ def _shared_rows(config: Config) -> "SharedRows | None":
         ) from None
     key_file = None if rows.key_file is None else config.path(rows.key_file)
     servers_file = config.path(rows.servers_file)
-    return SharedRows(rows.part, rows.listen, servers_file, key_file, rows.patience_ms)
+    found = SharedRows(rows.part, rows.listen, servers_file, key_file, rows.patience_ms)
+    try:
+        found.order_changes(rows.address or rows.listen, config.path(rows.log), rows.log_bytes)
+    except ConfigError:
+        found.close()
+        raise
+    return found
 
 
 def _stop_limit_s(server: ServerConfig) -> float:

@@ -17,6 +17,7 @@ from serve.graphs.columns import Column
 from serve.graphs.csr import Ids
 from serve.graphs.features import FeatureKeeper
 from serve.graphs.partition import Parts
+from serve.graphs.shared_changes import ChangeOrder
 
 #: Place of a node whose features are not here.
 _ELSEWHERE = -1
@@ -40,6 +41,11 @@ class RowSource(Protocol):
     @property
     def part(self) -> int:
         """Part of the nodes whose features this server holds."""
+        ...
+
+    @property
+    def changes(self) -> ChangeOrder | None:
+        """What orders changes of these graphs; None where each server makes its own."""
         ...
 
     def asked(

@@ -82,6 +82,20 @@ class RowCounts(msgspec.Struct, frozen=True, kw_only=True):
     given_bytes: int
     #: Messages of others that were refused.
     refused: int
+    #: None where each server makes its own changes.
+    changes: "ChangeCounts | None" = None
+
+
+class ChangeCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """How a server stands with the changes that all servers of a graph make."""
+
+    #: Changes of all graphs that were made here, and those that are known of and were not.
+    made: int
+    behind: int
+    #: True while the server that orders changes is heard of, and this one can make them.
+    in_step: bool
+    #: Size of the log; 0 on those that have none.
+    log_bytes: int
 
 
 class PortSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -366,3 +380,28 @@ def _rows(rows: RowCounts) -> Iterator[Metric]:
     yield CounterMetricFamily(
         "gnnserve_rows_refused", "Messages of other servers that were refused", value=rows.refused
     )
+    if rows.changes is not None:
+        yield from _changes(rows.changes)
+
+
+def _changes(changes: ChangeCounts) -> Iterator[Metric]:
+    """Yield how the server stands with changes of graphs that are shared out."""
+    yield GaugeMetricFamily(
+        "gnnserve_rows_changes",
+        "Changes of shared graphs, since their files, that this server made",
+        value=changes.made,
+    )
+    yield GaugeMetricFamily(
+        "gnnserve_rows_changes_behind",
+        "Changes of shared graphs that this server knows of and has not made",
+        value=changes.behind,
+    )
+    yield GaugeMetricFamily(
+        "gnnserve_rows_changes_in_step",
+        "1 while the server hears of the sequencer of changes and makes what comes",
+        value=changes.in_step,
+    )
+    if changes.log_bytes:
+        yield GaugeMetricFamily(
+            "gnnserve_rows_log_bytes", "Size of the log of changes", value=changes.log_bytes
+        )

@@ -66,6 +66,12 @@ class EngineParts:
     shadows: Shadows
     trainer: Trainer
 
+    def interrupt(self) -> None:
+        """Have what a start or a load waits for end soon."""
+        self.graphs.interrupt()
+        self.pool.calibrators.interrupt()
+        self.rollout.interrupt()
+
     def begin_stop(self) -> None:
         """Have what is done beside requests end."""
         self.trainer.stop()

@@ -178,8 +178,7 @@ class Engine:
     def interrupt(self) -> None:
         """End a start, a load or a calibration that is under way soon, even if it hangs."""
         self._in_gaps.begin_stop()
-        self.pool.calibrators.interrupt()
-        self._rollout.interrupt()
+        self._parts.interrupt()
         self._starting.interrupt()
 
     def announce_drain(self) -> bool:
@@ -235,7 +234,8 @@ class Engine:
     @property
     def ready(self) -> bool:
         """See ``api.Inference``."""
-        return self.serving and (self._config.server.ready_when == "any" or self._starting.done)
+        loads = self._config.server.ready_when != "any" and not self._starting.done
+        return self.serving and not loads and self._graphs.in_step
 
     @property
     def live(self) -> bool:

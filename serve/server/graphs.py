@@ -26,7 +26,7 @@ from serve.graphs.load import (
     open_graph,
 )
 from serve.graphs.resident import GraphVersion, ResidentGraph
-from serve.graphs.shared_column import RowSource
+from serve.graphs.shared_column import RowSource, SharedColumn
 from serve.graphs.sharing import Parting
 from serve.graphs.snapshot import Snapshot
 from serve.graphs.typed import TypedSnapshot
@@ -76,6 +76,7 @@ class GraphStore:
         self._plain: dict[str, ResidentGraph] = {}
         self.tables = FeatureTables(self._plain)
         self._rows = rows
+        self._order = None if rows is None else rows.changes
 
     @property
     def held_bytes(self) -> int:
@@ -83,7 +84,10 @@ class GraphStore:
         return sum(graph.snapshot.held_bytes for graph in self._graphs.values())
 
     def open(self, progress: Progress) -> None:
-        """Open every graph of the configuration; raises ConfigError or NotReady."""
+        """Open every graph of the configuration, with all changes that others made.
+
+        Raises ConfigError or NotReady.
+        """
         for index, config in enumerate(self._config.graph):
             share = index / len(self._config.graph)
 
@@ -105,6 +109,24 @@ class GraphStore:
         self.tables.share_hot_memory(wanted, self._hot_budget_bytes)
         if self._graphs:
             self._changed()
+        if self._order is not None:
+            self._order.follow(self, progress, self._config.server.start_timeout_s)
+
+    @property
+    def in_step(self) -> bool:
+        """False when it cannot make changes that other servers made."""
+        return self._order is None or not self._order.trouble
+
+    def interrupt(self) -> None:
+        """Have `open` wait for no other server."""
+        if self._order is not None:
+            self._order.interrupt()
+
+    def files_of(self, graph: str) -> bytes | None:
+        """See ``SharedGraphs``."""
+        found = self._plain.get(graph)
+        column = None if found is None else found.snapshot.column
+        return column.of_rows.files if isinstance(column, SharedColumn) else None
 
     def get(self, name: str) -> ResidentGraph | TypedGraph:
         """Return the graph of that name; raises UnknownName."""
@@ -135,6 +157,38 @@ class GraphStore:
     def update(self, name: str, change: Change | TypedChange, if_version: int | None) -> GraphInfo:
         """See ``api.Inference.update_graph``."""
         graph = self.get(name)
+        if isinstance(graph, TypedGraph):
+            if isinstance(change, Change):
+                raise InvalidInput(
+                    f"graph '{name}' has several types of nodes: give 'tensors' by type"
+                )
+            typed = graph.update(change, if_version=if_version, accept=self._accepting(graph))
+            self._changed()
+            return _typed_info(graph, typed)
+        if isinstance(change, TypedChange):
+            raise InvalidInput(f"graph '{name}' has one type of nodes: 'tensors' are not for it")
+        if self._order is not None and self.files_of(name) is not None:
+            return _info(graph, self._order.change(name, change, if_version))
+        return _info(graph, self.make(name, change, if_version))
+
+    def make(
+        self,
+        graph: str,
+        change: Change,
+        if_version: int | None = None,
+        before: Callable[[], None] = lambda: None,
+    ) -> Snapshot:
+        """Make the change here alone; see ``SharedGraphs``."""
+        found = self._plain[graph]
+        accept = self._accepting(found, before)
+        snapshot = found.update(change, if_version=if_version, accept=accept)
+        self._changed()
+        return snapshot
+
+    def _accepting(
+        self, graph: ResidentGraph | TypedGraph, before: Callable[[], None] = lambda: None
+    ) -> Callable[[GraphVersion], None]:
+        """Return what raises for a version that the device cannot hold, then calls `before`."""
         before_bytes = graph.snapshot.held_bytes
 
         def accept(new: GraphVersion) -> None:
@@ -142,25 +196,14 @@ class GraphStore:
             most = self._budget_bytes
             if most is not None and total_bytes >= most and new.held_bytes > before_bytes:
                 raise TooBig(
-                    f"graph '{name}': resident graphs would take {total_bytes} bytes, the device "
-                    f"has {most} (device.memory_budget)"
+                    f"graph '{graph.name}': resident graphs would take {total_bytes} bytes, the"
+                    f" device has {most} (device.memory_budget)"
                 )
+            before()
             if isinstance(new, Snapshot):
                 new.column.publish()
 
-        if isinstance(graph, TypedGraph):
-            if isinstance(change, Change):
-                raise InvalidInput(
-                    f"graph '{name}' has several types of nodes: give 'tensors' by type"
-                )
-            typed = graph.update(change, if_version=if_version, accept=accept)
-            self._changed()
-            return _typed_info(graph, typed)
-        if isinstance(change, TypedChange):
-            raise InvalidInput(f"graph '{name}' has one type of nodes: 'tensors' are not for it")
-        snapshot = graph.update(change, if_version=if_version, accept=accept)
-        self._changed()
-        return _info(graph, snapshot)
+        return accept
 
     def infos(self, name: str = "") -> tuple[GraphInfo, ...]:
         """See ``api.Inference.graphs``."""

@@ -27,6 +27,23 @@ def opened(parts, options):
     return held("made", parts, options, lambda step, share: None)
 
 
+class OneGraph:
+    """The shared graph of a server, as ``SharedGraphs``."""
+
+    def __init__(self, graph):
+        self.graph = graph
+
+    def files_of(self, name):
+        return self.graph.snapshot.column.of_rows.files if name == self.graph.name else None
+
+    def make(self, name, change, if_version=None, before=lambda: None):
+        def accept(new):
+            before()
+            new.column.publish()
+
+        return self.graph.update(change, if_version=if_version, accept=accept)
+
+
 class Cluster:
     """Servers of a graph in `count` parts, `replicas` of each part."""
 
@@ -34,7 +51,8 @@ class Cluster:
         self, folder, count, *, replicas=1, hot=0.0, key=None, patience_ms=PATIENT_MS,
         dtype="float32", graph=None,
     ):  # fmt: skip
-        graph = graph or parts_of_graph()
+        self.folder, self.count = folder, count
+        self.graph = graph = graph or parts_of_graph()
         parts_file, stores = folder / "parts.npy", folder / "stores"
         parts = np.random.default_rng(1).permutation(np.arange(graph.num_nodes) % count)
         np.save(parts_file, parts.astype(np.uint16))
@@ -49,6 +67,28 @@ class Cluster:
             options = OpenOptions(feature_dtype=dtype, parting=Parting(parts_file, hot, rows))
             self.graphs.append(opened(graph, options))
         self.whole = opened(graph, OpenOptions(feature_dtype=dtype))
+
+    def order_changes(self, log_bytes=1 << 20, numbers=None):
+        """Have the servers of these numbers, by default all, agree on changes."""
+        for number in range(len(self.rows)) if numbers is None else numbers:
+            log = self.folder / "changes.log"
+            self.rows[number].order_changes(self.addresses[number], log, log_bytes)
+        for number in range(len(self.rows)) if numbers is None else numbers:
+            self.follow(number)
+
+    def follow(self, number):
+        graphs = OneGraph(self.graphs[number])
+        self.rows[number].changes.follow(graphs, lambda step, share: None, PATIENT_MS / 1000)
+
+    def restart(self, number):
+        """Close the server, and start one in its place, with the graph as it was first."""
+        self.rows[number].close()
+        address = self.addresses[number]
+        part = number % self.count
+        rows = SharedRows(part, address, self.folder / "stores", None, PATIENT_MS)
+        self.rows[number] = rows
+        parting = Parting(self.folder / "parts.npy", 0.0, rows)
+        self.graphs[number] = opened(self.graph, OpenOptions(parting=parting))
 
     def close(self):
         for rows in self.rows:

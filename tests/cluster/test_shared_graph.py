@@ -64,19 +64,34 @@ def test_a_graph_that_is_shared_out_is_served_and_its_loss_told(servers, address
         assert counted['gnnserve_rows_requests_total{outcome="got"}'] >= 5
         assert counted["gnnserve_rows_wait_seconds_total"] > 0
         assert counted['gnnserve_rows_bytes_total{way="given"}'] > 0
-        # Both make a change, one after the other; the one that has it first waits for the other.
-        change = {"set_ids": [0, 1], "set_x": 1 - GRAPH.x[:2]}
-        for client, name in ((a, "whole"), (b, "shared"), (a, "shared")):
-            assert client.update_graph(name, **change).version == 2
-        asked = {"node_ids": [0, 1], "fanouts": "all"}
-        whole = a.infer("gcn", graph="whole", **asked).output
-        for client in (a, b):
-            found = client.infer("gcn", graph="shared", **asked)
-            assert (found.output.tobytes(), found.qos.graph_version) == (whole.tobytes(), 2)
+        # A change is sent to one of them, and both make it.
+        check_changed(a, (a, b), b, {"set_ids": [0, 1], "set_x": 1 - GRAPH.x[:2]}, 2)
         there.kill()
         with pytest.raises(Unavailable, match=f"part 1: {addresses[1]} ended the connection"):
             a.infer("gcn", graph="shared", node_ids=[0, 1], seed=1, retry=False)
         a.infer("gcn", graph="whole", node_ids=[0, 1], seed=1)
+        change = {"set_ids": [2, 3], "set_x": 1 - GRAPH.x[2:4]}
+        for name in ("whole", "shared"):
+            assert a.update_graph(name, **change).version == 3
+        # It makes both changes before it is ready again.
+        there.start()
+        there.wait_ready()
+        assert metrics(there)["gnnserve_rows_changes"] == 2
+        check_changed(a, (a, b), b, {"set_ids": [4], "set_x": 1 - GRAPH.x[4:5]}, 4)
+        here.kill()
+        with pytest.raises(Unavailable, match=f"{addresses[0]}, the sequencer of changes"):
+            b.update_graph("shared", **change)
+
+
+def check_changed(whole, both, one, change, version):
+    """Make a change of the whole graph, and through `one` of the shared; both answer by it."""
+    assert whole.update_graph("whole", **change).version == version
+    assert one.update_graph("shared", **change).version == version
+    asked = {"node_ids": [0, 1, 2, 3, 4], "fanouts": "all"}
+    expected = whole.infer("gcn", graph="whole", **asked).output.tobytes()
+    for client in both:
+        found = client.infer("gcn", graph="shared", **asked)
+        assert (found.output.tobytes(), found.qos.graph_version) == (expected, version)
 
 
 def metrics(server):

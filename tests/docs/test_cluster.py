@@ -15,6 +15,7 @@ from serve.access.front_stamps import read_key
 from serve.cluster.stores_file import read_stores
 from serve.commands.check import check_config
 from serve.config import load_config
+from serve.config_cluster import RowsConfig
 from serve.errors import ConfigError
 from serve.graphs.sharing import read_parts
 from tests.docs.pages import texts
@@ -112,8 +113,14 @@ def test_a_graph_is_shared_out_as_the_page_says(tmp_path):
     assert known[rows.listen] == rows.part
     assert set(parts) == set(known.values())
     (tmp_path / "stores").write_text("127.0.0.1:8005 0")
+    (changes,) = texts("docs/cluster.md", "toml", "changes")
+    named = section.replace("[cluster.rows]", changes)
+    (tmp_path / "gnnserve.toml").write_text(named)
+    rows = load_config(tmp_path / "gnnserve.toml").cluster.rows
+    assert (rows.log, rows.log_size) == (RowsConfig().log, RowsConfig().log_size)
     told = check_config(tmp_path / "gnnserve.toml", lambda step, share: None, fast=True).errors
     assert any("no server holds part 1 of graph 'papers'" in one for one in told)
+    assert any("does not name this server, 10.0.0.1:8005" in one for one in told)
 
 
 @pytest.mark.parametrize(
