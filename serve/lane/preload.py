@@ -10,11 +10,12 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
 
 import numpy as np
+import torch
 
 from serve.ipc.orphans import adopt_orphans, end_children_at_exit
 from serve.ipc.signals import DRAINING, HANGUP, IGNORED
@@ -31,10 +32,38 @@ def _left_out(name: str) -> Iterator[None]:
         del sys.modules[name]
 
 
+@contextmanager
+def _asked_by_a_child(module: ModuleType, name: str) -> Iterator[None]:
+    """Have a child process call the module's function `name` while open, and tell its text."""
+    ask: Callable[[], str] = getattr(module, name)
+
+    def asked() -> str:
+        reading, writing = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.write(writing, ask().encode())
+            finally:
+                os._exit(0)
+        os.close(writing)
+        with open(reading) as pipe:
+            text = pipe.read()
+        os.waitpid(pid, 0)
+        return text
+
+    setattr(module, name, asked)
+    try:
+        yield
+    finally:
+        setattr(module, name, ask)
+
+
 # Importing PyG takes a second, which a restarted lane would pay again. It imports torch._dynamo,
 # which takes as long once more, to look one class up when it is asked about compiled models; torch
 # itself imports that module on first use.
-with _left_out("torch._dynamo"):
+# It also asks how torch was built, for which torch starts CUDA's driver. A process that is forked
+# from one that has done so cannot use a GPU.
+with _left_out("torch._dynamo"), _asked_by_a_child(torch.__config__, "show"):
     from serve.lane import processor as processor
     from serve.models import zoo as zoo
 
