@@ -6,10 +6,10 @@
 killed, or stopped so that it is silent; then this server gathers, as a request does. Told are how
 many of the gathers failed, and how long each took. Patience is the default.
 
-*Changed*: three servers in this process gather the features of all nodes at once, while a change
-gives every node the number of the change, on one server after the other. A gather that has more
-than one number would have mixed two versions. Told is also how long a change took from its begin on
-the first server until a gather of every server had it.
+*Changed*: three servers in this process gather the features of all nodes at once, while changes are
+sent to one after the other, each of which gives every node the number of the change. A gather that
+has more than one number would have mixed two versions. Told is also how long it took from sending a
+change until a gather of every server had it, and until it was answered: all had made it then.
 """
 
 import argparse
@@ -30,7 +30,9 @@ import numpy as np
 
 from bench.kit.script import Script, Table
 from bench.kit.servers import free_ports
+from bench.kit.shared_graph import OneGraph
 from bench.kit.waiting import PATIENCE_S
+from serve.cluster.shared_changes import SharedChanges
 from serve.cluster.shared_rows import SharedRows
 from serve.config_cluster import RowsConfig
 from serve.errors import NotReady
@@ -44,6 +46,7 @@ ALL = np.arange(NODES)
 CHANGED_SERVERS = 3
 #: Of servers in one process, which stand still together.
 PATIENT_MS = 10_000
+LOG_BYTES = 4 << 30
 SCRIPT = Script(
     "shared_faults",
     full={"repeats": 20, "gathers": 200, "answers": 100_000, "changes_s": 50.0},
@@ -55,7 +58,8 @@ SCRIPT = Script(
         }),
         Table("Changed", "changed", {
             "answers": "{answers:,}", "changes": "{changes:,}", "mixed": "{mixed}",
-            "failed": "{failed}", "seen by all, ms": "{seen_ms:.1f}", "p99": "{seen_p99_ms:.1f}",
+            "failed": "{failed}", "answered, ms": "{made_ms:.1f}",
+            "seen by all, ms": "{seen_ms:.1f}", "p99": "{seen_p99_ms:.1f}",
             "gather, ms": "{ms:.1f}", "p99, ms": "{p99_ms:.1f}",
         }),
     ],
@@ -146,18 +150,24 @@ def _changed(answers: int, changes_s: float) -> dict[str, Any]:
         ]
         try:
             graphs = [_opened(place, rows) for rows in servers]
-            return _gathered_among_changes(graphs, answers, changes_s)
+            for rows, address in zip(servers, addresses, strict=True):
+                rows.order_changes(address, place / "changes.log", LOG_BYTES)
+            orders = [rows.changes for rows in servers if rows.changes is not None]
+            for order, graph in zip(orders, graphs, strict=True):
+                order.follow(OneGraph(graph), lambda step, share: None, PATIENCE_S)
+            return _gathered_among_changes(graphs, orders, answers, changes_s)
         finally:
             for rows in servers:
                 rows.close()
 
 
 def _gathered_among_changes(
-    graphs: list[ResidentGraph], answers: int, changes_s: float
+    graphs: list[ResidentGraph], orders: list[SharedChanges], answers: int, changes_s: float
 ) -> dict[str, Any]:
     mixed = failed = 0
     times_ns: list[int] = []
     began_ns: dict[int, int] = {}
+    made_ns: list[int] = []
     #: By server, when a gather first had the change.
     seen_ns: list[dict[int, int]] = [{} for _ in graphs]
     lock = threading.Lock()
@@ -181,8 +191,8 @@ def _gathered_among_changes(
     def change(value: int) -> None:
         new = Change(set_ids=ALL, set_x=np.full((NODES, FEATURES), value, np.float32))
         began_ns[value] = time.perf_counter_ns()
-        for graph in graphs:
-            graph.update(new, accept=lambda version: version.column.publish())
+        orders[value % len(orders)].change(graphs[0].name, new, None)
+        made_ns.append(time.perf_counter_ns() - began_ns[value])
 
     change(0)
     threads = [threading.Thread(target=gather, args=(number,)) for number in range(len(graphs))]
@@ -202,7 +212,7 @@ def _gathered_among_changes(
     ]
     return {
         "answers": len(times_ns), "changes": value, "mixed": mixed, "failed": failed,
-        **_quantiles("seen_", by_all), **_quantiles("", times_ns),
+        **_quantiles("made_", made_ns), **_quantiles("seen_", by_all), **_quantiles("", times_ns),
     }  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from contextlib import ExitStack, contextmanager
 import numpy as np
 
 from bench.kit.servers import free_ports
+from bench.kit.shared_graph import OneGraph
 from serve.cluster.shared_rows import SharedRows
 from serve.graphs.load import GraphParts, OpenOptions, held
 from serve.graphs.sharing import Parting
@@ -25,23 +26,6 @@ def parts_of_graph(num_nodes=NODES, kind=np.float32):
 
 def opened(parts, options):
     return held("made", parts, options, lambda step, share: None)
-
-
-class OneGraph:
-    """The shared graph of a server, as ``SharedGraphs``."""
-
-    def __init__(self, graph):
-        self.graph = graph
-
-    def files_of(self, name):
-        return self.graph.snapshot.column.of_rows.files if name == self.graph.name else None
-
-    def make(self, name, change, if_version=None, before=lambda: None):
-        def accept(new):
-            before()
-            new.column.publish()
-
-        return self.graph.update(change, if_version=if_version, accept=accept)
 
 
 class Cluster:
