@@ -1,4 +1,4 @@
-"""Commands about graphs that servers hold: `graph import|partition`."""
+"""Commands about graphs that servers hold: `graph import|partition|apply`."""
 
 import sys
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from serve.commands.options import ConfigOption
 from serve.commands.steps import Steps
 from serve.terminal import Console
 
@@ -72,3 +73,26 @@ def partition_command(
     with Steps(_errors) as steps:
         found = partition_graph(file, parts, method, fanouts, hot, out, steps.tell)
     print_partition(found, as_json)
+
+
+@app.command("apply")
+def apply_command(
+    name: Annotated[str, typer.Argument(help="A shared graph of the configuration.")],
+    config: ConfigOption,
+    out: Annotated[Path, typer.Option(help="The folder to write; it is not there yet.")],
+) -> None:
+    """Write a shared graph anew, with all changes of the sequencer's log, and its parts.
+
+    For the sequencer's machine, while its server is stopped.
+    """
+    from serve.commands.apply_changes import apply_changes
+    from serve.config import load_config
+    from serve.obs.log import setup_logging
+
+    setup_logging(level="CRITICAL")
+    with Steps(_errors) as steps:
+        found = apply_changes(load_config(config), name, out, steps.tell)
+    sys.stdout.write(
+        f"{out}: {found.changes:,} changes make it {found.num_nodes:,} nodes and"
+        f" {found.num_edges:,} edges; its parts are in {out / 'parts.npy'}\n"
+    )

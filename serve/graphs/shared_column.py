@@ -144,7 +144,7 @@ class SharedColumn(Column):
             return self
         known, places, parts = self.places.size, self.places, self.parts
         if (count := int(nodes.max()) + 1) > known:
-            added = (np.arange(known, count) % self.part_count).astype(parts.dtype)
+            added = added_parts(known, count, self.part_count).astype(parts.dtype)
             here = added == self.source.part
             ends = np.cumsum(here) + int(places.max(initial=_ELSEWHERE))
             parts = np.concatenate([parts, added])
@@ -172,6 +172,11 @@ class SharedColumn(Column):
         if here.any():
             any_row = places[here.argmax()]
             super().gather(np.where(here, places, any_row).astype(np.int64), target)
+
+
+def added_parts(known: int, count: int, part_count: int) -> Ids:
+    """Return the parts of nodes that are added to the first `known` to make them `count`."""
+    return np.arange(known, count) % part_count
 
 
 def places_of(held: NDArray[np.bool_]) -> Places:

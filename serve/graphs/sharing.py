@@ -48,7 +48,7 @@ def shared_out(
     here = (parts == part) | hottest_of(rows.values, len(x), parting.hot_share)
     kept = keeper.kept(np.asarray(x[here]), f"{where}, features of part {part}")
     held = Column.of(kept, "float32")
-    of_rows = RowsOf(name, _digest(rows, parts, x.shape[1]))
+    of_rows = RowsOf(name, files_digest(rows, parts, x.shape[1]))
     found = SharedColumn(
         held.base, held.changed, held.rows, places_of(here), parts, count, of_rows, parting.source
     )
@@ -76,7 +76,7 @@ def read_parts(file: Path, num_nodes: int | None = None) -> Parts:
     return found.astype(np.uint16)
 
 
-def _digest(rows: Rows, parts: Parts, num_features: int) -> bytes:
+def files_digest(rows: Rows, parts: Parts, num_features: int) -> bytes:
     """Return what differs between servers that read other files."""
     digest = hashlib.blake2b(str(num_features).encode(), digest_size=16)
     for array in (rows.starts, rows.values, parts):

@@ -1,0 +1,107 @@
+"""`gnnserve graph apply`: files of a shared graph that have the changes of the log."""
+
+import tempfile
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from serve.cluster.change_log import ChangeLog
+from serve.cluster.change_wire import ChangeRecord
+from serve.config import Config
+from serve.errors import ConfigError
+from serve.graphs.change_bytes import decode_change
+from serve.graphs.load import OpenOptions, open_graph
+from serve.graphs.resident import ResidentGraph
+from serve.graphs.shared_column import added_parts
+from serve.graphs.sharing import files_digest, read_parts
+from serve.graphs.snapshot import Snapshot
+from serve.progress import Progress
+
+#: Bytes of the log that are read at once, and rows of features that are written at once.
+_LOG_BYTES, _ROWS = 1 << 20, 1 << 16
+
+
+class WrittenGraph(msgspec.Struct, frozen=True):
+    """What was written."""
+
+    changes: int
+    num_nodes: int
+    num_edges: int
+
+
+def apply_changes(config: Config, name: str, out: Path, progress: Progress) -> WrittenGraph:
+    """Write the graph `name` with all changes of the log to the folder `out`, parts included.
+
+    Raises ConfigError for a graph that is not shared out, a log of other files, and a folder that
+    is there.
+    """
+    graph_config = next((one for one in config.graph if one.name == name), None)
+    if graph_config is None or graph_config.parts is None or graph_config.file is None:
+        raise ConfigError(f"graph '{name}': the configuration has no file and parts of it")
+    log_file = config.path(config.cluster.rows.log)
+    if not log_file.exists():
+        raise ConfigError(f"cluster.rows.log: {log_file}: no such file; the sequencer has it")
+    parts = read_parts(config.path(graph_config.parts))
+    with tempfile.TemporaryDirectory(prefix="gnnserve-apply-") as folder:
+        options = OpenOptions(
+            undirected=graph_config.undirected,
+            feature_dtype=graph_config.feature_dtype,
+            map_above_bytes=0,
+            cache=Path(folder),
+        )
+        graph = open_graph(name, config.path(graph_config.file), options, progress)
+        if not isinstance(graph, ResidentGraph):
+            raise ConfigError(f"graph '{name}': one of several types is not shared out")
+        first = graph.snapshot
+        files = files_digest(first.base, parts, first.num_features)
+        changes = _make(graph, log_file, files, progress)
+        found = graph.snapshot
+        try:
+            out.mkdir(parents=True)
+        except OSError as error:
+            raise ConfigError(f"--out {out}: {error.strerror}") from error
+        progress("writing", 0.9)
+        _write(found, out)
+        count = int(parts.max()) + 1
+        added = added_parts(first.num_nodes, found.num_nodes, count).astype(parts.dtype)
+        np.save(out / "parts.npy", np.concatenate([parts, added]))
+        if graph.labels is not None:
+            # Nodes that came later have none.
+            none = np.full(found.num_nodes - first.num_nodes, -1)
+            np.save(out / "y.npy", np.concatenate([graph.labels, none]))
+        return WrittenGraph(changes, found.num_nodes, found.num_edges)
+
+
+def _make(graph: ResidentGraph, log_file: Path, files: bytes, progress: Progress) -> int:
+    """Make the changes of the graph that the log has; return their number."""
+    log = ChangeLog(log_file, 0)
+    try:
+        number = made = 0
+        while number < log.count:
+            progress(f"making changes, {number:,} of {log.count:,}", number / log.count)
+            for data in log.records(number, _LOG_BYTES):
+                number += 1
+                record = msgspec.msgpack.decode(data, type=ChangeRecord)
+                if record.graph != graph.name:
+                    continue
+                if record.files != files:
+                    raise ConfigError(
+                        f"graph '{graph.name}': change {number} of {log_file} is of other files"
+                    )
+                graph.update(decode_change(record.change))
+                made += 1
+        return made
+    finally:
+        log.close()
+
+
+def _write(snapshot: Snapshot, out: Path) -> None:
+    """Write edges and features, of which no more than some rows are in memory."""
+    np.save(out / "edge_index.npy", snapshot.edges())
+    shape = snapshot.num_nodes, snapshot.num_features
+    target = np.lib.format.open_memmap(out / "x.npy", "w+", np.float32, shape)
+    for begin in range(0, snapshot.num_nodes, _ROWS):
+        nodes = np.arange(begin, min(begin + _ROWS, snapshot.num_nodes))
+        target[nodes[0] : nodes[-1] + 1] = snapshot.features(nodes)
+    target.flush()
