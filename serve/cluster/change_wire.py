@@ -30,7 +30,7 @@ class ChangeRecord(msgspec.Struct, frozen=True, array_like=True):
     change: bytes
 
 
-class Submission(msgspec.Struct, frozen=True, array_like=True, tag=1):
+class ChangeSubmission(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """Asks for a change; its record follows."""
 
     server: str
@@ -85,5 +85,5 @@ class Refusal(msgspec.Struct, frozen=True, array_like=True, tag=6):
         return _REFUSALS.get(self.kind, NotReady)(self.told)
 
 
-ToSequencer = Submission | Ask
+ToSequencer = ChangeSubmission | Ask
 FromSequencer = Changes | OtherHistory | Confirmation | Refusal

@@ -23,7 +23,7 @@ from serve.core.cluster.follower import (
     HistoryRefused,
     MakeChange,
 )
-from serve.core.cluster.sequencer import TimePassed
+from serve.core.cluster.sequencer import TimeToLook
 from serve.errors import ServeError
 from serve.graphs.change_bytes import decode_change
 from serve.graphs.shared_changes import SharedGraphs
@@ -66,7 +66,7 @@ class FollowerThread(SocketThread):
 
     def waited(self, now_ns: int) -> None:
         """See ``SocketThread``."""
-        self._handle(TimePassed(), now_ns)
+        self._handle(TimeToLook(), now_ns)
 
     def received(self, frames: list[bytes], now_ns: int) -> None:
         """Take a message of the sequencer; what is none is left out."""

@@ -12,11 +12,11 @@ from serve.cluster.change_wire import (
     BATCH_BYTES,
     ChangeRecord,
     Changes,
+    ChangeSubmission,
     Confirmation,
     FromSequencer,
     OtherHistory,
     Refusal,
-    Submission,
     ToSequencer,
 )
 from serve.cluster.made_changes import MadeChanges
@@ -33,7 +33,7 @@ from serve.core.cluster.sequencer import (
     SendChanges,
     Sequencer,
     SequencerEvent,
-    TimePassed,
+    TimeToLook,
 )
 from serve.errors import ConfigError, Mismatch, NotReady, ServeError, UnknownName
 from serve.graphs.change_bytes import decode_change
@@ -62,7 +62,7 @@ class SequencerThread(SocketThread):
         self._sequencer = Sequencer()
         #: By server, the connections of its last ask, and of its last submission.
         self._asked: dict[str, bytes] = {}
-        self._submitted: dict[str, tuple[bytes, Submission, bytes]] = {}
+        self._submitted: dict[str, tuple[bytes, ChangeSubmission, bytes]] = {}
         self._refusals: dict[str, Refusal] = {}
         #: Submissions by what came of them.
         self.counts: Counter[str] = Counter(dict.fromkeys(("made", "refused"), 0))
@@ -97,7 +97,7 @@ class SequencerThread(SocketThread):
 
     def waited(self, now_ns: int) -> None:
         """See ``SocketThread``."""
-        self._handle(TimePassed(), now_ns)
+        self._handle(TimeToLook(), now_ns)
 
     def received(self, frames: list[bytes], now_ns: int) -> None:
         """Take a message of another server; one that is none is left out."""
@@ -106,11 +106,11 @@ class SequencerThread(SocketThread):
             message: ToSequencer = msgspec.msgpack.decode(head, type=ToSequencer)
             if message.server not in self._servers:
                 return
-            if isinstance(message, Submission):
+            if isinstance(message, ChangeSubmission):
                 key = msgspec.msgpack.decode(data, type=ChangeRecord).key
         except (ValueError, msgspec.MsgspecError):
             return
-        if isinstance(message, Submission):
+        if isinstance(message, ChangeSubmission):
             self._submitted[message.server] = (identity, message, data)
             self._handle(ChangeSubmitted(message.server, key), now_ns)
         else:

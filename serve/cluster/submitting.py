@@ -5,7 +5,7 @@ import time
 import msgspec
 import zmq
 
-from serve.cluster.change_wire import MARK, Confirmation, FromSequencer, Refusal, Submission
+from serve.cluster.change_wire import MARK, ChangeSubmission, Confirmation, FromSequencer, Refusal
 from serve.cluster.row_wire import Keys, secure
 from serve.errors import NotReady
 
@@ -32,7 +32,7 @@ class Submitter:
 
         Raises the error for which the sequencer refuses it, and NotReady when it is not heard of.
         """
-        message = [MARK, msgspec.msgpack.encode(Submission(server, if_version)), record]
+        message = [MARK, msgspec.msgpack.encode(ChangeSubmission(server, if_version)), record]
         until_s = time.monotonic() + _ANSWER_S
         socket = self._connected()
         sent_s = 0.0

@@ -3,7 +3,7 @@
 from collections import deque
 from dataclasses import dataclass
 
-from serve.core.cluster.sequencer import HEARTBEAT_NS, NO_CHANGES, TimePassed, chained
+from serve.core.cluster.sequencer import HEARTBEAT_NS, NO_CHANGES, TimeToLook, chained
 
 #: A follower that hears nothing for so long asks again.
 ASK_AGAIN_NS = 2 * HEARTBEAT_NS
@@ -37,7 +37,7 @@ class ChangeFailed:
     told: str
 
 
-FollowerEvent = TimePassed | ChangesCame | HistoryRefused | ChangeMade | ChangeFailed
+FollowerEvent = TimeToLook | ChangesCame | HistoryRefused | ChangeMade | ChangeFailed
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class Follower:
             case HistoryRefused(number):
                 if number == self.number and not self._coming:
                     self.stuck = f"made {number} changes that the sequencer does not know of"
-            case TimePassed():
+            case TimeToLook():
                 if not self._coming and now_ns >= self._ask_ns:
                     return self._next(now_ns)
         return []

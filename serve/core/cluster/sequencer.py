@@ -32,7 +32,7 @@ def chained(digest: bytes, record: bytes) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class TimePassed:
+class TimeToLook:
     """It is time to look; for a follower too."""
 
 
@@ -73,7 +73,7 @@ class ChangesAsked:
     waits: bool
 
 
-SequencerEvent = TimePassed | ChangeSubmitted | ChangeLogged | ChangeRefused | ChangesAsked
+SequencerEvent = TimeToLook | ChangeSubmitted | ChangeLogged | ChangeRefused | ChangesAsked
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ class Sequencer:
                 self._askers[server] = _Asker(number, now_ns, answer_ns)
             case ChangeRefused(server, key):
                 self._refused[server] = key
-            case TimePassed():
+            case TimeToLook():
                 pass
         return [*self._sent(now_ns), *self._confirmed(now_ns)]
 

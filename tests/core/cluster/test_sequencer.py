@@ -26,7 +26,7 @@ from serve.core.cluster.sequencer import (
     RepeatRefusal,
     SendChanges,
     Sequencer,
-    TimePassed,
+    TimeToLook,
     chained,
 )
 
@@ -101,7 +101,7 @@ class Network:
     def pass_time(self, by_ns):
         self.now_ns += by_ns
         for name in ("sequencer", *self.followers):
-            self.tell(name, TimePassed())
+            self.tell(name, TimeToLook())
 
 
 @settings(deadline=None)
@@ -176,9 +176,9 @@ def test_who_is_silent_is_waited_for_no_longer_than_a_while():
     sequencer = Sequencer()
     asked(sequencer, "b", 0)
     sequencer.handle(ChangeLogged(b"k", b"r", "a"), 0)
-    assert sequencer.handle(TimePassed(), CONFIRM_NS - 1) == []
+    assert sequencer.handle(TimeToLook(), CONFIRM_NS - 1) == []
     assert sequencer.wake_ns == CONFIRM_NS
-    assert sequencer.handle(TimePassed(), CONFIRM_NS) == [ConfirmChange("a", b"k", 1)]
+    assert sequencer.handle(TimeToLook(), CONFIRM_NS) == [ConfirmChange("a", b"k", 1)]
     told = sequencer.handle(ChangeLogged(b"l", b"s", "a"), ABSENT_NS)
     assert told == [ConfirmChange("a", b"l", 2)]
 
@@ -187,9 +187,9 @@ def test_who_asks_when_nothing_is_new_hears_so_after_a_while():
     sequencer = Sequencer()
     assert asked(sequencer, "a", 0, waits=False) == [SendChanges("a", 0)]
     asked(sequencer, "a", 0)
-    assert sequencer.handle(TimePassed(), HEARTBEAT_NS - 1) == []
-    assert sequencer.handle(TimePassed(), HEARTBEAT_NS) == [SendChanges("a", 0)]
-    assert sequencer.handle(TimePassed(), 2 * HEARTBEAT_NS) == []
+    assert sequencer.handle(TimeToLook(), HEARTBEAT_NS - 1) == []
+    assert sequencer.handle(TimeToLook(), HEARTBEAT_NS) == [SendChanges("a", 0)]
+    assert sequencer.handle(TimeToLook(), 2 * HEARTBEAT_NS) == []
 
 
 def test_who_made_other_changes_is_told_and_stops():
@@ -204,7 +204,7 @@ def test_who_made_other_changes_is_told_and_stops():
     assert not follower.stuck
     follower.handle(HistoryRefused(1), 0)
     assert "made 1 changes that the sequencer does not know of" in follower.stuck
-    assert follower.handle(TimePassed(), 10**12) == []
+    assert follower.handle(TimeToLook(), 10**12) == []
     assert follower.wake_ns is None
 
 
@@ -221,7 +221,7 @@ def test_a_follower_that_cannot_make_a_change_makes_none_after_it():
 def test_a_follower_knows_whether_the_sequencer_is_there():
     follower = Follower()
     assert not follower.hears(0)
-    assert follower.handle(TimePassed(), 0) == [AskChanges(0, b"", waits=False)]
+    assert follower.handle(TimeToLook(), 0) == [AskChanges(0, b"", waits=False)]
     follower.handle(ChangesCame(0, 0, ()), 0)
     assert follower.hears(HEARTBEAT_NS)
     assert follower.caught_up
