@@ -23,13 +23,14 @@ from serve.lane.patient_fork import fork_patiently
 
 
 @contextmanager
-def _left_out(name: str) -> Iterator[None]:
-    """Replace module `name` by an empty one while open; later imports get the real one."""
-    sys.modules[name] = ModuleType(name)
+def _left_out(*names: str) -> Iterator[None]:
+    """Replace modules by empty ones while open; later imports get the real ones."""
+    sys.modules.update({name: ModuleType(name) for name in names})
     try:
         yield
     finally:
-        del sys.modules[name]
+        for name in names:
+            del sys.modules[name]
 
 
 @contextmanager
@@ -60,12 +61,20 @@ def _asked_by_a_child(module: ModuleType, name: str) -> Iterator[None]:
 
 # Importing PyG takes a second, which a restarted lane would pay again. It imports torch._dynamo,
 # which takes as long once more, to look one class up when it is asked about compiled models; torch
-# itself imports that module on first use.
+# itself imports that module on first use. PyG's data sets take a tenth, and few models need them.
 # It also asks how torch was built, for which torch starts CUDA's driver. A process that is forked
 # from one that has done so cannot use a GPU.
-with _left_out("torch._dynamo"), _asked_by_a_child(torch.__config__, "show"):
+with (
+    _left_out("torch._dynamo", "torch_geometric.datasets"),
+    _asked_by_a_child(torch.__config__, "show"),
+):
+    import torch_geometric
+    from torch_geometric.lazy_loader import LazyLoader
+
     from serve.lane import processor as processor
     from serve.models import zoo as zoo
+
+torch_geometric.datasets = LazyLoader("datasets", vars(torch_geometric), "torch_geometric.datasets")
 
 adopt_orphans()
 end_children_at_exit()

@@ -44,10 +44,10 @@ class ModelsAtStart:
     def load(self, names: Iterable[str], patience_s: float, progress: Progress) -> None:
         """Load the models that are calibrated, then new ones; return when some can serve.
 
-        Without any, it waits for the first new one. Further new ones are waited for as long as they
-        need less than `patience_s` together, a third of that where calibrated models wait for them.
-        Then a thread goes on loading them, and after `go_on` those that are known to load slowly.
-        Raises NotReady when the server stops.
+        Calibrated models wait for no new one. Without any, it waits for the first new one, and for
+        further ones as long as they need less than `patience_s` together. Then a thread goes on
+        loading them, and after `go_on` those that are known to load slowly. Raises NotReady when
+        the server stops.
         """
         self._left, self._progress = list(names), progress
         self._count = len(self._left)
@@ -58,10 +58,10 @@ class ModelsAtStart:
         for name, load_ns in known.items():
             if load_ns is not None and load_ns <= _SLOW_NS:
                 self._load(name)
-        if self._catalogue.entries:
-            patience_s /= 3
+        calibrated = bool(self._catalogue.entries)
         if self._left:
             self._thread.start()
+        if not calibrated:
             with self._changed:
                 self._changed.wait_for(self._some_or_stopped)
                 self._changed.wait_for(self._most_or_stopped, patience_s)

@@ -43,7 +43,7 @@ _SOME_NODES = 1000
 #: Upper bound of a run on a graph but the smallest: longer ones would delay the start.
 _LONGEST_NS = 100_000_000
 #: Time after which a `LoneRequests.send` begins no request. Traffic teaches what is missing then.
-SEND_NS = Nanos(1_500_000_000)
+SEND_NS = Nanos(750_000_000)
 #: Repetitions of each observation for the estimators, which move by small steps because they are
 #: made for a stream of noisy runs.
 LESSONS = 20
