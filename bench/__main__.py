@@ -3,8 +3,9 @@
     python -m bench [--quick] [--list] [SCRIPT…]
 
 Without names all run but those that need more than this machine has. Results go to bench/results;
-then `python -m bench.pages` writes the pages that quote them. With `--quick` as many run at once as
-there are cores, in processes that have torch already, and what each says is shown only if it fails.
+then `python -m bench.pages` writes the pages that quote them. With `--quick` one more runs at once
+than there are cores, as many wait at times, in processes that have torch already; what each says is
+shown only if it fails.
 """
 
 import argparse
@@ -61,7 +62,7 @@ def run(entry: Entry) -> int:
 
 
 def run_quick(chosen: list[Entry]) -> int:
-    """Run the quick profiles, two or more at once; return how many failed."""
+    """Run the quick profiles, several at once; return how many failed."""
     import torch_geometric  # noqa: F401  once, for all that are forked from here
 
     context = multiprocessing.get_context("fork")
@@ -74,7 +75,7 @@ def run_quick(chosen: list[Entry]) -> int:
         folder = Path(name)
         stack.callback(lambda: _end(*(process for _, _, process in running)))
         while waiting or running:
-            while waiting and len(running) < len(os.sched_getaffinity(0)):
+            while waiting and len(running) <= len(os.sched_getaffinity(0)):
                 entry = waiting.pop(0)
                 process = context.Process(target=_quick, args=(entry.script, folder))
                 process.start()
