@@ -17,6 +17,7 @@ from types import ModuleType
 import numpy as np
 import torch
 
+from serve.ipc.child_signals import hear_only_of_ends
 from serve.ipc.orphans import adopt_orphans, end_children_at_exit
 from serve.ipc.signals import DRAINING, HANGUP, IGNORED
 from serve.lane.patient_fork import fork_patiently
@@ -79,6 +80,8 @@ torch_geometric.datasets = LazyLoader("datasets", vars(torch_geometric), "torch_
 adopt_orphans()
 end_children_at_exit()
 fork_patiently()
+# The fork server sets its handler after this.
+os.register_at_fork(before=hear_only_of_ends)
 # Python's own generator does so by itself; lanes would draw the same numbers from numpy's.
 os.register_at_fork(after_in_child=np.random.seed)
 # It tells of each orphan that ends.
