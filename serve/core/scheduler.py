@@ -74,7 +74,7 @@ class Scheduler:
             out += [LookAtLane(r.task_id, r.lane_id) for r in self._watch.due(tasks.now_ns)]
         self._plan_and_launch()
         if self.jobs.records:
-            self.jobs.settle(tasks.now_ns, out, draining=self.draining)
+            self.jobs.settle(tasks.now_ns, out, draining=self.draining, answers=True)
         return out
 
     def _plan_and_launch(self) -> None:

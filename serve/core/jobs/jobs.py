@@ -124,12 +124,18 @@ class TrainingJobs:
         self._out = out
         self._on[type(event)](event)
 
-    def settle(self, now_ns: Nanos, out: list[Any], *, draining: bool) -> None:
-        """Pause, let go on, start and prepare jobs once all is decided for requests."""
-        self._settle(now_ns, out, draining)
+    def settle(
+        self, now_ns: Nanos, out: list[Any], *, draining: bool, answers: bool = False
+    ) -> None:
+        """Pause, let go on, start and prepare jobs once all is decided for requests.
+
+        With `answers` there may be some to give first: jobs go on and start at a ``JobsTick``,
+        which is then asked for at once.
+        """
+        self._settle(now_ns, out, draining, answers)
         self._board.job_time.set_running(self.running_count, now_ns)
 
-    def _settle(self, now_ns: Nanos, out: list[Any], draining: bool) -> None:
+    def _settle(self, now_ns: Nanos, out: list[Any], draining: bool, answers: bool) -> None:
         self._out, self.wake_ns = out, None
         if draining:
             for record in [*self.on_workers]:
@@ -149,8 +155,8 @@ class TrainingJobs:
             quiet_from_ns = self._window.quiet_from_ns(
                 Nanos(_SWITCHES_APART * self._rules.switch_ns)
             )
-            if now_ns < quiet_from_ns:
-                self.wake_ns = quiet_from_ns
+            if answers or now_ns < quiet_from_ns:
+                self.wake_ns = max(now_ns, quiet_from_ns)
             else:
                 for record in resumable:
                     self._step(record, ResumeJob)

@@ -108,8 +108,21 @@ def test_the_core_that_a_request_needs_is_given_back_before_its_launch():
     assert told.scheduler.jobs.running_count == 0
     # What a paused job said just before it stopped is taken in.
     assert told.tell(StepsDone(JobId(0), 3)) == []
-    assert ResumeJob(JobId(0)) in told.finish(0)
-    assert ResumeJob(JobId(1)) in told.finish(1, lane=1)
+    assert ResumeJob not in kinds(told.finish(0)), "the answer comes first"
+    assert told.scheduler.jobs_wake_ns == told.now
+    assert told.tell(JobsTick()) == [ResumeJob(JobId(0))]
+    told.finish(1, lane=1)
+    assert told.tell(JobsTick()) == [ResumeJob(JobId(1))]
+
+
+def test_a_request_that_comes_before_the_tick_keeps_the_job_where_it_is():
+    told = Told(lanes=1)
+    told.submit(0)
+    told.arrive(0)
+    told.finish(0)
+    told.arrive(1)
+    assert told.tell(JobsTick()) == []
+    assert told.state(0) is JobState.PAUSED
 
 
 def test_workers_and_memory_bound_what_runs():
@@ -256,7 +269,8 @@ def test_a_request_that_waits_has_jobs_stop_when_its_time_runs_short():
     assert told.tell(JobsTick(), wake_ns - 1) == []
     assert told.tell(JobsTick(), 1) == [PauseJob(JobId(0))]
     # Late whatever happens, it is no reason any more.
-    assert told.tell(Tick(), 40 * MS) == [ResumeJob(JobId(0))]
+    told.tell(Tick(), 40 * MS)
+    assert told.tell(JobsTick()) == [ResumeJob(JobId(0))]
 
 
 def test_a_job_counts_as_one_more_run_where_runs_slow_one_another():
@@ -266,7 +280,8 @@ def test_a_job_counts_as_one_more_run_where_runs_slow_one_another():
     assert told.state(0) is JobState.RUNNING
     told.finish(0, after_ns=10 * MS)
     assert PauseJob in kinds(told.arrive(1, run_ns=10 * MS, target_ns=16 * MS))
-    assert ResumeJob in kinds(told.finish(1, after_ns=10 * MS))
+    told.finish(1, after_ns=10 * MS)
+    assert told.tell(JobsTick()) == [ResumeJob(JobId(0))]
     told.tell(SlowdownChanged((1.0, 1.1)))
     assert PauseJob not in kinds(told.arrive(2, run_ns=10 * MS, target_ns=16 * MS))
 
