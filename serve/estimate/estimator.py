@@ -321,16 +321,16 @@ class ModelEstimator:
         """
         if peak_bytes is not None:
             self._observe_peak(counts, (num_loops, by_kind), peak_bytes, held_bytes or peak_bytes)
-        run_ns = max(1, run_ns)
+        if run_ns <= 0:
+            return  # suspended before its lane began it: what it took is not known
         fitted = self.fitted_ns(*counts)
         ratio = run_ns / self.runs.at(fitted)
+        if jobs == 0:  # where jobs always train, nothing tells their doing from the machine's
+            self.runs.observe(run_ns, fitted, self._slowdown.factor(beside))
         if beside == 0 and jobs == 0:
             self._high.observe(ratio)
-            self.runs.observe(run_ns, fitted)
         else:
-            slowdown = self._slowdown.factor(beside, jobs)
             self._slowdown.observe(beside, jobs, ratio)
-            self.runs.observe(run_ns, fitted, slowdown)
 
     def observe_solo(self, counts: tuple[int, ...], solo_ns: int) -> None:
         """Learn from a request that came to an idle server and stayed alone, start to end."""

@@ -32,7 +32,9 @@ class SlowdownEstimator:
             self._log.append(self._log[-1])
             self._seen.append(0.0)
         # k others on the same core cost a factor k + 1; more than twice that was something else.
-        seen = min(max(0.0, math.log(ratio)), math.log(2.0 * (beside + 1)))
+        most = math.log(2.0 * (beside + 1))
+        # Also below 1, or what scatters around 1 would count as more.
+        seen = min(max(-most, math.log(ratio)), most)
         index, share = self._place(beside)
         error = seen - self._at(index, share)
         for i, weight in ((index, 1 - share), (index + 1, share)):

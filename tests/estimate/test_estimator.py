@@ -254,6 +254,26 @@ def test_runs_beside_training_jobs_tell_what_jobs_do_and_spoil_nothing_else(cali
     assert slowdown.by_jobs.table == (1.0, pytest.approx(1.2, rel=0.08))
 
 
+def test_a_run_suspended_before_it_began_teaches_memory_alone(estimator):
+    before = estimator.estimate(NODES, EDGES)
+    for _ in range(20):
+        estimator.observe_run((NODES, EDGES), -RUN_NS, 2 * before.reserve_bytes, beside=1.0)
+    after = estimator.estimate(NODES, EDGES)
+    assert after.run_ns == before.run_ns
+    assert after.peak_bytes > before.peak_bytes
+
+
+def test_where_jobs_always_train_the_estimates_of_runs_alone_stay(calibration):
+    """Times scatter upwards, which is neither the machine's doing nor that of jobs."""
+    slowdown = Slowdowns()
+    estimator = ModelEstimator(calibration, Overhead(), slowdown)
+    rng = np.random.default_rng(0)
+    for longer in rng.exponential(0.4, 1000):
+        estimator.observe_run((NODES, EDGES), int(RUN_NS * (0.9 + longer)), jobs=1.0)
+    assert estimator.estimate(NODES, EDGES).run_ns == pytest.approx(RUN_NS, rel=0.05)
+    assert slowdown.by_jobs.table[1] < 1.5
+
+
 def test_the_band_widens_with_what_is_seen(estimator):
     rng = np.random.default_rng(0)
     before = estimator.describe(NODES, EDGES).solo_high_ns
