@@ -1,19 +1,24 @@
 """What training beside requests costs them, and what it gets of the time they leave.
 
-    python -m bench.live.training [--quick] [--seeds 2] [--requests 200] [--rhos 0.1,0.3,0.5,0.7]
-        [--slack governed,strict] [--out FILE]
+    python -m bench.live.training [--quick] [--seeds 2] [--turns 2] [--requests 200]
+        [--rhos 0.1,0.3,0.5,0.7] [--slack governed,strict] [--out FILE]
 
-The same traces are sent to one server without jobs, and with one job for each core, in turns: for
-each seed and load first without, then by each rule of slack. Client, traces and targets are those
-of ``bench.live.live``. `late_server` is the share not answered within the target from arrival,
-`handover_p99_ms` what a launch and hearing of its end took.
+For each seed and rule of slack there is one server. It serves the same traces in turns: without
+jobs, and with one job for each core. What comes first changes from turn to turn, so that neither
+has the warmer server. Client, traces and targets are those of ``bench.live.live``. A run is
+repeated for other programs on this machine only: cores that nothing uses are slower by themselves,
+which is no disturbance (``bench.kit.undisturbed``).
+
+`late_server` is the share not answered within the target from arrival, `handover_p99_ms` what a
+launch and hearing of its end took. `accounting` compares each request with and without jobs, part
+by part (``bench.live.accounting``).
 
 `used` is the jobs' steps a second, as a share of what they would be on the time that lanes, server,
-client and others leave in the same turn without jobs: steps a second of the jobs alone × that share
-of the cores.
+client and others leave without jobs: steps a second of the jobs alone × that share of the cores.
 """
 
 import argparse
+import math
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -22,12 +27,13 @@ from statistics import fmean
 from typing import Any
 
 from bench.kit.live_setup import OURS, Traces, live_server
-from bench.kit.open_loop import load_process
+from bench.kit.open_loop import LoadRun, load_process
 from bench.kit.script import Script, Table
 from bench.kit.servers import ServerProcess
 from bench.kit.solo import records
 from bench.kit.undisturbed import Undisturbed
 from bench.kit.waiting import wait_for
+from bench.live.accounting import Account, accounts, compared, run_over_estimate
 from bench.live.live import USERS, WARM_UP_RHO, summary
 from serve.client import Client
 
@@ -40,14 +46,22 @@ MODEL = "gcn"
 
 SCRIPT = Script(
     "training",
-    full={"workload": "mix", "seeds": 2, "requests": 200, "rhos": (0.1, 0.3, 0.5, 0.7),
+    full={"workload": "mix", "seeds": 2, "turns": 2, "requests": 200, "rhos": (0.1, 0.3, 0.5, 0.7),
           "slack": ("governed", "strict")},
-    quick={"seeds": 1, "requests": 30, "rhos": (0.3,), "slack": ("governed",)},
+    quick={"seeds": 1, "turns": 1, "requests": 30, "rhos": (0.3,), "slack": ("governed",)},
     tables=[
         Table("Training beside requests", "means", {
             "jobs": "{slack}", "ρ": "{rho:g}", "late, server": "{late_server:.1%}",
             "missed, client": "{missed:.1%}", "hand-over p99, ms": "{handover_p99_ms:.2f}",
+            "run ÷ estimate": "{run_over_estimate:.2f}",
             "idle without jobs": "{idle:.0%}", "of it used": "{used:.0%}",
+        }),
+        Table("Parts of a request's time without and with jobs, ms", "accounting", {
+            "jobs": "{slack}", "ρ": "{rho:g}", "part": "{part}",
+            "mean": "{without_ms:.2f}", "with jobs": "{with_ms:.2f}",
+            "p99": "{without_p99_ms:.2f}", "p99 with jobs": "{with_p99_ms:.2f}",
+            "late only with": "{late_only_with}", "grew most": "{grew_most:.0%}",
+            "late only without": "{late_only_without}", "shrank most": "{shrank_most:.0%}",
         }),
     ],
 )  # fmt: skip
@@ -72,6 +86,12 @@ class Jobs:
         """Return the time, and the steps done by then."""
         return time.monotonic(), sum(job.epochs_done for job in self.running())
 
+    def alone(self) -> float:
+        """Return their steps a second while there is no request."""
+        before = self.steps()
+        time.sleep(_ALONE_S)
+        return rate(before, self.steps())
+
     def close(self) -> None:
         """End them."""
         for job_id in self._ids:
@@ -90,65 +110,105 @@ class TrainingBench:
     def __init__(self, client: Undisturbed, folder: Path, options: argparse.Namespace) -> None:
         self._client, self._folder, self._options = client, folder, options
         self.traces = Traces(folder, options.workload, options.requests)
+        #: Of each run, by its row.
+        self.runs: list[tuple[dict[str, Any], list[Account | None]]] = []
         with live_server(folder / "first", OURS) as server:
             self.traces.measure(server, range(options.seeds))
 
-    def turn(self, rho: float, seed: int) -> Iterator[dict[str, Any]]:
-        """Yield a row without jobs, then one for each rule."""
-        idle = 1.0
-        for slack in ("none", *self._options.slack):
-            row = self._serve(rho, seed, slack, idle)
-            if slack == "none":
-                idle = row["idle"]
-            yield row
-
-    def _serve(self, rho: float, seed: int, slack: str, idle: float) -> dict[str, Any]:
-        folder, used = self._folder / f"{slack}-{rho:g}-{seed}", 0.0
-        trains = slack != "none"
-        training = {"workers": self.traces.cores, "slack": slack} if trains else {}
+    def serve(self, slack: str, seed: int) -> None:
+        """Add the runs of one server."""
+        folder = self._folder / f"{slack}-{seed}"
+        training = {"workers": self.traces.cores, "slack": slack}
         with live_server(folder, OURS, sections={"training": training}, graphs=(GRAPH,)) as server:
             self._client.warm_up(self.traces.make(WARM_UP_RHO, seed)[1], server.target)
-            trace, path = self.traces.make(rho, seed)
-            jobs = Jobs(server, self.traces.cores) if trains else None
-            if jobs is not None:
-                before = jobs.steps()
-                time.sleep(_ALONE_S)
-                alone = rate(before, start := jobs.steps())
+            for turn in range(self._options.turns):
+                for trains in (False, True) if turn % 2 == 0 else (True, False):
+                    row = {"slack": slack, "seed": seed, "turn": turn, "jobs": trains}
+                    self._turn(server, row)
+
+    def _turn(self, server: ServerProcess, about: dict[str, Any]) -> None:
+        """Add a run at each load."""
+        jobs = Jobs(server, self.traces.cores) if about["jobs"] else None
+        alone = jobs.alone() if jobs is not None else 0.0
+        for rho in self._options.rhos:
+            trace, path = self.traces.make(rho, about["seed"])
+            before = jobs.steps() if jobs is not None else None
             run, shares = self._client.run(path, server.target, server.pid)
-            if jobs is not None:
-                used = rate(start, jobs.steps()) / (alone * idle)
-                jobs.close()
-        if not trains:
-            idle = 1 - sum(shares[f"cores_{who}"] for who in USERS)
-        found = summary(trace, run, records(server.database))
-        return {
-            "slack": slack, "rho": rho, "seed": seed, "late_server": found["late_server"],
-            "missed": found["missed"], "handover_p99_ms": found["tails_ms"]["hand-over"]["p99"],
-            "idle": idle, "used": used, "disturbed": shares["disturbed"],
-        }  # fmt: skip
+            row = about | {"rho": rho, "disturbed": shares["disturbed"]}
+            if jobs is not None and before is not None:
+                row["steps_share"] = rate(before, jobs.steps()) / alone
+            else:
+                row["idle"] = 1 - sum(shares[f"cores_{who}"] for who in USERS)
+            wait_for(lambda: answered(run) <= records(server.database).keys(), "all rows")  # noqa: B023
+            kept = records(server.database)
+            found = summary(trace, run, kept)
+            row |= {name: found[name] for name in ("late_server", "missed")}
+            row["handover_p99_ms"] = found["tails_ms"]["hand-over"]["p99"]
+            told = accounts(trace, run, kept)
+            row["run_over_estimate"] = run_over_estimate(told)
+            self.runs.append((row, told))
+        if jobs is not None:
+            jobs.close()
+
+    def accounting(self, slack: str, rho: float) -> Iterator[dict[str, Any]]:
+        """Yield what jobs change in each part of a request's time."""
+        found = {
+            (row["seed"], row["turn"], row["jobs"]): told
+            for row, told in self.runs
+            if (row["slack"], row["rho"]) == (slack, rho)
+        }
+        pairs = [
+            pair
+            for seed, turn, jobs in found
+            if jobs
+            for pair in zip(found[seed, turn, False], found[seed, turn, True], strict=True)
+        ]
+        for row in compared(pairs):
+            yield {"slack": slack, "rho": rho, **row}
+
+
+def answered(run: LoadRun) -> set[str]:
+    """Return the uids of the requests that were answered."""
+    return {seen.request_uid for seen in run.seen if not seen.error}
 
 
 def means(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield means over the seeds, with the range of late answers."""
-    for slack, rho in dict.fromkeys((row["slack"], row["rho"]) for row in rows):
-        group = [row for row in rows if (row["slack"], row["rho"]) == (slack, rho)]
-        late = [row["late_server"] for row in group]
-        numbers = ("late_server", "missed", "handover_p99_ms", "idle", "used", "disturbed")
-        found = {name: fmean(row[name] for row in group) for name in numbers}
-        yield {"slack": slack, "rho": rho, **found, "late_server_range": [min(late), max(late)]}
+    """Yield means over all runs of a rule and load, with the range of late answers.
+
+    The runs without jobs of all rules count as one, `none`.
+    """
+    names = ("late_server", "missed", "handover_p99_ms", "run_over_estimate", "disturbed")
+    for rho in dict.fromkeys(row["rho"] for row in rows):
+        at = [row for row in rows if row["rho"] == rho]
+        idle = fmean(row["idle"] for row in at if not row["jobs"])
+        for slack in ("none", *dict.fromkeys(row["slack"] for row in at)):
+            group = [row for row in at if (row["slack"] if row["jobs"] else "none") == slack]
+            late = [row["late_server"] for row in group]
+            yield {
+                "slack": slack, "rho": rho, "idle": idle,
+                **{name: fmean(row[name] for row in group) for name in names},
+                "used": fmean(row.get("steps_share", 0.0) for row in group) / idle,
+                "late_server_range": [min(late), max(late)],
+            }  # fmt: skip
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Return a row for each rule and load."""
-    rows: list[dict[str, Any]] = []
+    """Return the runs, their means, and where time went."""
     with tempfile.TemporaryDirectory() as folder, load_process() as process:
-        bench = TrainingBench(Undisturbed(process), Path(folder), options)
+        client = Undisturbed(process, slower_limit=math.inf)
+        bench = TrainingBench(client, Path(folder), options)
         for seed in range(options.seeds):
-            for rho in options.rhos:
-                rows += bench.turn(rho, seed)
+            for slack in options.slack:
+                bench.serve(slack, seed)
+    rows = [row for row, _ in bench.runs]
     return {
         "workload": options.workload, "requests": options.requests,
-        "solo_ms": bench.traces.solo_ms, "means": list(means(rows)), "rows": rows,
+        "solo_ms": bench.traces.solo_ms, "means": list(means(rows)),
+        "accounting": [
+            row for slack in options.slack for rho in options.rhos
+            for row in bench.accounting(slack, rho)
+        ],
+        "rows": rows,
     }  # fmt: skip
 
 
