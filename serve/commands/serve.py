@@ -41,6 +41,7 @@ from serve.obs.log import change_logging
 from serve.obs.lost_calls import LostCalls
 from serve.obs.metrics import Metrics
 from serve.obs.offline import make_report
+from serve.obs.ownership import DatabaseOwner
 from serve.obs.payload_recorder import PayloadRecorder
 from serve.obs.record import ServerRun
 from serve.obs.recorder import TrafficRecorder
@@ -169,6 +170,7 @@ class Application:
                 undo.callback(tracer.close)
                 observers.append(tracer.observe)
             self._tracer = tracer
+            undo.callback(DatabaseOwner(database).close)
             store = RecordStore(database, run, retention=_retention(config))
             self._sink = sink = RecordSink(store, observers, flushes=flushes)
             undo.callback(sink.close)
