@@ -173,6 +173,8 @@ class ModelsConfig(Section, frozen=True):
     repository: str = "models"
     #: Names of the models to load at start; empty: all.
     load: tuple[str, ...] = ()
+    #: Look at the repository every few seconds, and load what is new or has changed in it.
+    watch: bool = False
     #: Folder of the calibrations and compiled models; None: the user's cache folder.
     cache: str | None = None
     #: Most bytes of calibrations and compiled models; the least recently used are deleted first.

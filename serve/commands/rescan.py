@@ -1,4 +1,4 @@
-"""Models that changed in the repository, loaded at SIGHUP."""
+"""Models that changed in the repository, loaded at SIGHUP, or by themselves where it is watched."""
 
 import logging
 import os
@@ -18,6 +18,8 @@ _log = logging.getLogger(__name__)
 _Files = frozenset[tuple[str, int, int]]
 #: Time for the thread to end once its load is cancelled.
 _END_S = 5.0
+#: Time from one look at a watched repository to the next. What is being copied changes meanwhile.
+_WATCH_S = 5.0
 
 
 class RepositoryRescan:
@@ -28,6 +30,8 @@ class RepositoryRescan:
         root: Path,
         wanted: Collection[str],
         load: Callable[[str, LoadCancellation], None],
+        *,
+        watched: bool = False,
     ) -> None:
         """Look at nothing yet.
 
@@ -35,15 +39,19 @@ class RepositoryRescan:
             root: The repository.
             wanted: Models to serve; empty for all.
             load: Loads a model, as ``Inference.load``; raises ServeError.
+            watched: Whether `watch` does anything.
         """
         self._root = root
         self._wanted = wanted
         self._load = load
+        self._watched = watched
         self._seen: dict[str, _Files] = {}
         self._cancellation = LoadCancellation()
         self._lock = threading.Lock()
         self._asked = False
         self._thread: Thread | None = None
+        self._stopped = threading.Event()
+        self._watch: Thread | None = None
 
     def look(self) -> None:
         """Take what is in the repository as known, before it is loaded."""
@@ -58,13 +66,33 @@ class RepositoryRescan:
                 thread.start()
                 self._thread = thread
 
+    def watch(self, period_s: float = _WATCH_S) -> None:
+        """Look once in a period, and begin when files have changed and stayed so for one."""
+        if not self._watched:
+            return
+        self._watch = Thread(target=self._follow, name="repository watch", args=(period_s,))
+        self._watch.start()
+
     def stop(self) -> None:
         """Cancel what is being loaded, and begin nothing more."""
+        self._stopped.set()
         self._cancellation.cancel()
         with self._lock:
-            thread = self._thread
-        if thread is not None:
-            thread.join(_END_S)
+            threads = self._watch, self._thread
+        for thread in threads:
+            if thread is not None:
+                thread.join(_END_S)
+
+    def _follow(self, period_s: float) -> None:
+        before = self._seen
+        while not self._stopped.wait(period_s):
+            now = dict(_files_of(self._root))
+            if now == before and changed(self._seen, now, self._wanted):
+                try:
+                    self.begin()
+                except RuntimeError as error:  # no room for a thread; the next look tries again
+                    _log.warning("models changed in the repository, and are not loaded: %s", error)
+            before = now
 
     def _work(self) -> None:
         while self._next():
@@ -91,7 +119,9 @@ class RepositoryRescan:
 
 def rescan_of(config: Config, load: Callable[[str, LoadCancellation], None]) -> RepositoryRescan:
     """Return what rescans the repository of a configuration."""
-    return RepositoryRescan(config.path(config.models.repository), config.models.load, load)
+    models = config.models
+    root = config.path(models.repository)
+    return RepositoryRescan(root, models.load, load, watched=models.watch)
 
 
 def changed(

@@ -315,6 +315,7 @@ class Application:
             _log.info("serving: %s", where)
             self._manager.ready(where)
             ready(port, self.http_port)
+            self._rescan.watch()
 
     def _shut_down(self) -> None:
         self._signals.stop_by_itself()
@@ -355,11 +356,9 @@ class Application:
             self._access_log.share = config.report.access_log_share
         if self._tracer is not None:
             self._tracer.share = config.traces.share
-        factor = config.scheduling.qos_factor
-        self._run = msgspec.structs.replace(self._run, qos_factor=factor)
-        kept = _retention(config)
-        self._sink.change(lambda store: store.keep(kept))
-        self._sink.change(lambda store: store.tell_target(factor))
+        self._run = msgspec.structs.replace(self._run, qos_factor=config.scheduling.qos_factor)
+        self._sink.change(lambda store: store.keep(_retention(config)))
+        self._sink.change(lambda store: store.tell_target(config.scheduling.qos_factor))
 
     @property
     def _live(self) -> bool:

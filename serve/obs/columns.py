@@ -16,7 +16,7 @@ BATCH = 16_384
 _FETCHED = 512
 
 
-class Rows(Protocol):
+class QueryRows(Protocol):
     """Rows of a query, read once from the first to the last."""
 
     @property
@@ -46,7 +46,9 @@ def batches(
         values: Values in their places.
         texts: How many columns hold texts. They are the first, and the others hold integers.
     """
-    rows: Rows = compiled_rows(db, query, values, texts) or PythonRows(db, query, values, texts)
+    rows: QueryRows = compiled_rows(db, query, values, texts) or PythonRows(
+        db, query, values, texts
+    )
     size = BATCH
     while size == BATCH:
         columns = np.empty((rows.columns, BATCH), np.int64)
@@ -61,7 +63,7 @@ def batches(
 
 def compiled_rows(
     db: sqlite3.Connection, query: str, values: Sequence[str | int], texts: int
-) -> Rows | None:
+) -> QueryRows | None:
     """Return a query's rows as compiled code reads them, in a fifth of the time.
 
     None for a database in memory, and where compiled code does not find Python's SQLite.

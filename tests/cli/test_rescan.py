@@ -1,4 +1,4 @@
-"""SIGHUP loads what changed in the repository, one after the other."""
+"""What changed in the repository is loaded, at SIGHUP or by itself, one after the other."""
 
 import os
 import threading
@@ -38,10 +38,10 @@ def rescan(tmp_path):
     """What is looked for in a repository of models a and b, and what it loads."""
     loads = Loads()
 
-    def make(*wanted):
+    def make(*wanted, watched=False):
         write(tmp_path, "a")
         write(tmp_path, "b")
-        found = RepositoryRescan(tmp_path, wanted, loads)
+        found = RepositoryRescan(tmp_path, wanted, loads, watched=watched)
         found.look()
         made.append(found)
         return found, loads
@@ -136,3 +136,47 @@ def test_after_a_look_for_which_there_was_no_thread_another_can_be_had(
     found.begin()
     ended(found)
     assert loads.names == ["a"]
+
+
+def test_a_watched_repository_is_loaded_once_its_files_stay_the_same(rescan, tmp_path):
+    found, loads = rescan(watched=True)
+    looks = Looks()
+    found._stopped.wait = looks
+    found.watch()
+    assert looks.here.acquire(timeout=PATIENCE_S)
+    looks.next()
+    write(tmp_path, "a", "2", "half")
+    looks.next()
+    write(tmp_path, "a", "2", "half of it, and more")
+    looks.next()
+    assert loads.names == []
+    looks.next()
+    wait_for(lambda: loads.names == ["a"], "the load of what is whole")
+    ended(found)
+    looks.next()
+    looks.next()
+    assert loads.names == ["a"]
+    looks.end()
+
+
+class Looks:
+    """A watch's waits, each of which ends when the test says so."""
+
+    def __init__(self):
+        self.here, self.go_on = threading.Semaphore(0), threading.Semaphore(0)
+        self.ended = False
+
+    def __call__(self, period_s):
+        self.here.release()
+        assert self.go_on.acquire(timeout=PATIENCE_S)
+        return self.ended
+
+    def next(self):
+        """Have one look made, and return after it."""
+        self.go_on.release()
+        assert self.here.acquire(timeout=PATIENCE_S)
+
+    def end(self):
+        """End the watch."""
+        self.ended = True
+        self.go_on.release()
