@@ -58,7 +58,7 @@ class SharedChanges:
         self._made = MadeChanges()
         self._turn = threading.Lock()
         self._interrupted = threading.Event()
-        self._submitter = Submitter(self._context, self.sequencer, keys)
+        self._submitter = Submitter(self._context, self.sequencer, keys, self._interrupted)
         self._log = ChangeLog(log_file, log_bytes) if address == self.sequencer else None
         self._graphs: SharedGraphs | None = None
         self._sequencer: SequencerThread | None = None
@@ -111,7 +111,9 @@ class SharedChanges:
 
     def change(self, graph: str, change: Change, if_version: int | None) -> Snapshot:
         """See ``ChangeOrder``."""
-        files = None if self._graphs is None else self._graphs.files_of(graph)
+        if self._graphs is None or self._interrupted.is_set():
+            raise NotReady("the server is starting or has stopped")
+        files = self._graphs.files_of(graph)
         if files is None:
             raise UnknownName(f"no graph '{graph}' is shared out here")
         if trouble := self.trouble:
@@ -122,6 +124,8 @@ class SharedChanges:
             if not self._turn.acquire(timeout=_TURN_S):
                 raise NotReady(f"changes before this one have not ended in {_TURN_S:g} s")
             try:
+                if self._context.closed:
+                    raise NotReady("the server has stopped")
                 self._submitter.submit(self._address, if_version, record, key)
             finally:
                 self._turn.release()
@@ -144,10 +148,12 @@ class SharedChanges:
         for thread in (self._sequencer, self._follower):
             if thread is not None:
                 thread.stop()
-        self._submitter.close()
         if self._log is not None:
             self._log.close()
-        self._context.destroy(linger=0)
+        # Who submits a change looks at `_interrupted` all the time.
+        with self._turn:
+            self._submitter.close()
+            self._context.destroy(linger=0)
 
     def _catch_up(self, thread: FollowerThread, progress: Progress, patience_s: float) -> None:
         follower, waited_s, before = thread.follower, 0.0, -1

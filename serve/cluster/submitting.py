@@ -1,5 +1,6 @@
 """Sends a change of a shared graph to the sequencer, and hears what came of it."""
 
+import threading
 import time
 
 import msgspec
@@ -20,11 +21,17 @@ class Submitter:
     """A connection to the sequencer for changes, one at a time."""
 
     def __init__(
-        self, context: "zmq.Context[zmq.Socket[bytes]]", sequencer: str, keys: Keys | None
+        self,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        sequencer: str,
+        keys: Keys | None,
+        stopped: threading.Event,
     ) -> None:
+        """`stopped` ends what waits for an answer soon."""
         self._context = context
         self._sequencer = sequencer
         self._keys = keys
+        self._stopped = stopped
         self._socket: zmq.Socket[bytes] | None = None
 
     def submit(self, server: str, if_version: int | None, record: bytes, key: bytes) -> None:
@@ -38,6 +45,8 @@ class Submitter:
         sent_s = 0.0
         try:
             while (now_s := time.monotonic()) < until_s:
+                if self._stopped.is_set():
+                    raise self._lost("did not answer before this server stopped")
                 if not socket.poll(0, zmq.POLLOUT):
                     raise self._lost("ended the connection")
                 if now_s >= sent_s + _AGAIN_S:

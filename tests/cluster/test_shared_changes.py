@@ -195,3 +195,44 @@ def test_a_change_is_the_same_after_it_went_over_the_wire():
 def test_bytes_that_are_no_change_are_refused(data):
     with pytest.raises(InvalidInput, match="no change"):
         decode_change(data)
+
+
+def test_among_restarts_no_answered_change_is_lost_and_none_is_made_twice(tmp_path):
+    """Each change adds a node whose features are its number, so the graph tells what was made."""
+    with cluster(tmp_path, 3) as three:
+        three.order_changes()
+        answered, ended = [], threading.Event()
+
+        def send(number, value):
+            while not ended.is_set():
+                value += 10
+                row = np.full((1, FEATURES), value, np.float32)
+                order = three.rows[number].changes
+                try:
+                    if order is not None:
+                        order.change("made", Change(add_x=row), None)
+                        answered.append(value)
+                except NotReady:
+                    time.sleep(0.01)
+
+        senders = enumerate((0, 1, 1, 2))
+        threads = [threading.Thread(target=send, args=(to, value)) for value, to in senders]
+        for thread in threads:
+            thread.start()
+        try:
+            for number in (1, 0, 2):
+                wanted = len(answered) + 5
+                wait_for(lambda wanted=wanted: len(answered) >= wanted, "changes to be made")
+                three.restart(number)
+                three.order_changes(numbers=[number])
+        finally:
+            ended.set()
+            for thread in threads:
+                thread.join(PATIENCE_S)
+        last = change(three, 2, all_are(0)).version
+        for graph in three.graphs:
+            wait_for(lambda graph=graph: graph.snapshot.version == last, "all to have all changes")
+            found = graph.snapshot
+            added = found.features(np.arange(NODES, found.num_nodes))[:, 0].astype(int).tolist()
+            assert len(set(added)) == len(added)
+            assert set(answered) <= set(added)

@@ -7,6 +7,8 @@ from serve.core.cluster.sequencer import HEARTBEAT_NS, NO_CHANGES, TimeToLook, c
 
 #: A follower that hears nothing for so long asks again.
 ASK_AGAIN_NS = 2 * HEARTBEAT_NS
+#: A sequencer that was not heard of for so long is lost, or makes a large change.
+SILENT_NS = 3_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ class Follower:
 
     def hears(self, now_ns: int) -> bool:
         """Return True when the sequencer was heard of lately."""
-        return self._heard_ns is not None and now_ns < self._heard_ns + 2 * ASK_AGAIN_NS
+        return self._heard_ns is not None and now_ns < self._heard_ns + SILENT_NS
 
     def handle(self, event: FollowerEvent, now_ns: int) -> list[FollowerCommand]:
         """Return what to do about the event, in this order."""

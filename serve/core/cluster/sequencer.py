@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 #: A follower that asks when there is nothing new hears so after this time.
-HEARTBEAT_NS = 500_000_000
+HEARTBEAT_NS = 200_000_000
 #: A follower that has not asked for so long is not waited for.
-ABSENT_NS = 3 * HEARTBEAT_NS
+ABSENT_NS = 5 * HEARTBEAT_NS
 #: A change is confirmed to who sent it once all followers made it, or after this time.
 CONFIRM_NS = 1_000_000_000
 #: Keys of changes that are known when they come again.

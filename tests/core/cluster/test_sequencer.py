@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve.core.cluster.follower import (
+    SILENT_NS,
     AskChanges,
     ChangeFailed,
     ChangeMade,
@@ -176,10 +177,12 @@ def test_who_is_silent_is_waited_for_no_longer_than_a_while():
     sequencer = Sequencer()
     asked(sequencer, "b", 0)
     sequencer.handle(ChangeLogged(b"k", b"r", "a"), 0)
+    # It is there, and makes nothing.
+    assert asked(sequencer, "b", 0, CONFIRM_NS // 2) == [SendChanges("b", 0)]
     assert sequencer.handle(TimeToLook(), CONFIRM_NS - 1) == []
     assert sequencer.wake_ns == CONFIRM_NS
     assert sequencer.handle(TimeToLook(), CONFIRM_NS) == [ConfirmChange("a", b"k", 1)]
-    told = sequencer.handle(ChangeLogged(b"l", b"s", "a"), ABSENT_NS)
+    told = sequencer.handle(ChangeLogged(b"l", b"s", "a"), CONFIRM_NS // 2 + ABSENT_NS)
     assert told == [ConfirmChange("a", b"l", 2)]
 
 
@@ -225,4 +228,4 @@ def test_a_follower_knows_whether_the_sequencer_is_there():
     follower.handle(ChangesCame(0, 0, ()), 0)
     assert follower.hears(HEARTBEAT_NS)
     assert follower.caught_up
-    assert not follower.hears(10 * HEARTBEAT_NS)
+    assert not follower.hears(SILENT_NS)
