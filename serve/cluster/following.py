@@ -45,7 +45,7 @@ class FollowerThread(SocketThread):
     ) -> None:
         """`address` is the name of this server among those of `sequencer`; `made` hears of all."""
         socket = context.socket(zmq.DEALER)
-        secure(socket, keys, listens=False)
+        secure(socket, keys, listens=False, beats=True)
         # An ask waits for a connection: it is what a server that comes back hears first.
         socket.sndhwm = 1
         socket.connect(f"tcp://{sequencer}")

@@ -20,6 +20,8 @@ MOST_ID_BYTES = 1 << 20
 DTYPES = ("float32", "float16", "uint8")
 #: Time for a connection to say who it is.
 _HANDSHAKE_MS = 1000
+#: Where `beats`: how often the other end is asked whether it is there, and how long it may not say.
+_HEARTBEAT_MS, _SILENT_MS = 1000, 5000
 
 
 class RowsAsked(msgspec.Struct, frozen=True, array_like=True):
@@ -57,11 +59,18 @@ class Keys(NamedTuple):
         return cls(zmq.curve_public(secret), secret)
 
 
-def secure(socket: "zmq.Socket[bytes]", keys: Keys | None, *, listens: bool) -> None:
-    """Have the socket, before it binds or connects, take and send nothing without the keys."""
+def secure(
+    socket: "zmq.Socket[bytes]", keys: Keys | None, *, listens: bool, beats: bool = False
+) -> None:
+    """Have the socket, before it binds or connects, take and send nothing without the keys.
+
+    With `beats` the connection ends when the other machine falls silent, as one without power does.
+    """
     socket.linger = 0
     socket.handshake_ivl = _HANDSHAKE_MS
     socket.maxmsgsize = MOST_BYTES
+    if beats:
+        socket.heartbeat_ivl, socket.heartbeat_timeout = _HEARTBEAT_MS, _SILENT_MS
     if keys is None:
         return
     socket.curve_publickey, socket.curve_secretkey = keys

@@ -81,7 +81,7 @@ class Submitter:
         """Return a connection; raises NotReady when there is none."""
         if self._socket is None:
             self._socket = self._context.socket(zmq.DEALER)
-            secure(self._socket, self._keys, listens=False)
+            secure(self._socket, self._keys, listens=False, beats=True)
             # What cannot be sent now is not kept, so that a lost connection shows.
             self._socket.immediate = True
             self._socket.connect(f"tcp://{self._sequencer}")

@@ -1,7 +1,9 @@
 """Changes of a shared graph: sent to any server, made by all in one order, kept over restarts."""
 
+import socket
 import threading
 import time
+from contextlib import suppress
 
 import msgspec
 import numpy as np
@@ -10,8 +12,9 @@ import pytest
 zmq = pytest.importorskip("zmq", reason="ZeroMQ is not installed: pip install 'gnnserve[cluster]'")
 
 from bench.kit.waiting import PATIENCE_S, wait_for  # noqa: E402
-from serve.cluster import submitting  # noqa: E402
+from serve.cluster import row_wire, submitting  # noqa: E402
 from serve.cluster.change_wire import MARK, Ask  # noqa: E402
+from serve.cluster.submitting import Submitter  # noqa: E402
 from serve.errors import ConfigError, InvalidInput, Mismatch, NotReady, TooBig  # noqa: E402
 from serve.graphs.change_bytes import decode_change, encode_change  # noqa: E402
 from serve.graphs.updates import Change  # noqa: E402
@@ -236,3 +239,37 @@ def test_among_restarts_no_answered_change_is_lost_and_none_is_made_twice(tmp_pa
             added = found.features(np.arange(NODES, found.num_nodes))[:, 0].astype(int).tolist()
             assert len(set(added)) == len(added)
             assert set(answered) <= set(added)
+
+
+def test_a_sequencer_that_falls_silent_is_not_waited_for_long(monkeypatch):
+    monkeypatch.setattr(row_wire, "_HEARTBEAT_MS", 20)
+    monkeypatch.setattr(row_wire, "_SILENT_MS", 500)
+    monkeypatch.setattr(submitting, "_CONNECT_S", PATIENCE_S)
+    with zmq.Context() as context, socket.create_server(("127.0.0.1", 0)) as relay:
+        sequencer = context.socket(zmq.ROUTER)
+        port = sequencer.bind_to_random_port("tcp://127.0.0.1")
+        address = f"127.0.0.1:{relay.getsockname()[1]}"
+        submitter = Submitter(context, address, None, threading.Event())
+        told = []
+
+        def submit():
+            try:
+                submitter.submit("here:1", None, b"", b"key")
+            except NotReady as error:
+                told.append(str(error))
+
+        thread = threading.Thread(target=submit)
+        thread.start()
+        with relay.accept()[0] as ours, socket.create_connection(("127.0.0.1", port)) as theirs:
+            for one in (ours, theirs):
+                one.settimeout(0.01)
+            while thread.is_alive() and not sequencer.poll(0):
+                for source, target in ((ours, theirs), (theirs, ours)):
+                    with suppress(TimeoutError):
+                        target.sendall(source.recv(4096))
+            # From now on nothing is passed on, and no connection ends.
+            thread.join(PATIENCE_S)
+        sequencer.close(0)
+        submitter.close()
+    assert told
+    assert "the sequencer of changes, ended the connection" in told[0]
