@@ -97,6 +97,8 @@ SECTIONS: dict[str, tuple[Entry, ...]] = {
               "host.requests ways", "host.md"),
         Entry("Do JSON bodies of 50 MB delay gRPC requests?",
               "host.json_beside", "host.md"),
+        Entry("How late are others while a client attacks?",
+              "host.attacked", "host.md"),
         Entry("What does a run wait for between server and lane?",
               "host.handover", "live.md"),
         Entry("What does a request cost the server behind each front of its port?",

@@ -71,6 +71,11 @@ TABLES: dict[str, Callable[[], str]] = {
         "÷ beside gRPC": "{over_grpc[0]:.2f} ({over_grpc[1]:.2f} to {over_grpc[2]:.2f})",
         "large answers": "{large}",
     }),
+    "attacked": lambda: flat(read_result("attacked")["ways"], {
+        "small requests beside": "{way}", "p50, ms": "{p50:.2f}", "p99, ms": "{p99:.2f}",
+        "p99 ÷ alone": "{over_alone[0]:.2f} ({over_alone[1]:.2f} to {over_alone[2]:.2f})",
+        "attacks": "{attacks}",
+    }),
     "report size": lambda: flat(read_result("report_size")["forms"], {
         "form": "{form}", "time, s": "{seconds:.2f}", "processor time, s": "{processor_s:.2f}",
         "memory, MB": "{megabytes:,.0f}",
