@@ -10,6 +10,9 @@ from serve.models.repository import BrokenModel, ModelSpec, scan, version_order
 from serve.server.api import OUTPUT, ModelInfo, TensorSpec, node_ids_of
 from serve.server.catalogue import ModelCatalogue, ModelEntry
 
+#: What is told of a version that is served and not in the repository any more.
+_GONE = "its folder is gone: serves from memory until it is unloaded or the server ends"
+
 
 class ModelInfos:
     """Describes the models of a catalogue, and those of its repository that are not served."""
@@ -33,11 +36,10 @@ class ModelInfos:
         """Describe all versions in the repository, and those served whose folder is gone."""
         infos = [self._of_found(found) for found in scan(self._catalogue.root)]
         there = {(info.name, info.version) for info in infos}
-        infos += [
-            self.of(entry)
-            for entry in self._catalogue.entries
-            if (entry.spec.name, str(entry.spec.version)) not in there
-        ]
+        for entry in self._catalogue.entries:
+            info = self.of(entry)
+            if (info.name, info.version) not in there:
+                infos.append(replace(info, reason="; ".join(filter(None, (_GONE, info.reason)))))
         return tuple(sorted(infos, key=lambda info: (info.name, version_order(info.version))))
 
     def of(self, entry: ModelEntry) -> ModelInfo:

@@ -278,8 +278,14 @@ def test_a_version_that_serves_without_its_folder_is_told(folder, models):
         ("2", "UNAVAILABLE"),
         ("10", "READY"),
     ]
+    assert [row[2].startswith("its folder is gone") for row in models.told()] == [
+        False,
+        False,
+        True,
+    ]
     shutil.rmtree(folder)
     assert [row[:2] for row in models.told()] == [("1", "READY"), ("10", "READY")]
+    assert all(row[2].startswith("its folder is gone") for row in models.told())
 
 
 def test_a_version_that_is_none_is_not_found_of_a_model_that_is_not_served(folder, models):
