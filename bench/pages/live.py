@@ -87,6 +87,24 @@ def training() -> str:
     return grid(rows, ("title", "{}"), ("rho", "ρ {:g}"), cell, "jobs")
 
 
+def training_parts() -> str:
+    """Return the mean of each part of a request's time, without and with jobs."""
+    return grid(
+        [row | {"jobs": f"`{row['slack']}`, ρ {row['rho']:g}"}
+         for row in read_result("training")["accounting"]],
+        ("jobs", "{}"), ("part", "{}"), "{without_ms:.2f}, {with_ms:.2f}", "ms",
+    )  # fmt: skip
+
+
+def training_late() -> str:
+    """Return how many requests are late only with jobs and only without."""
+    rows = [row for row in read_result("training")["accounting"] if row["part"] == "run"]
+    return flat(rows, {
+        "jobs": "`{slack}`, ρ {rho:g}", "late only with jobs": "{late_only_with}",
+        "late only without": "{late_only_without}",
+    })  # fmt: skip
+
+
 def versions() -> str:
     """Return lateness of an older version and this one, and the rate at 1 % late."""
     content = read_result("versions")
@@ -186,6 +204,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "live simulated": simulated,
     "live main process": main_process,
     "training beside requests": training,
+    "parts of a request beside training": training_parts,
+    "late beside training": training_late,
     "memory safety": memory_safety,
     "versions": versions,
     "peers": peers,
