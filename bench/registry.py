@@ -152,7 +152,7 @@ SECTIONS: dict[str, tuple[Entry, ...]] = {
     ),
     "GPU": (
         Entry("Everything that needs a GPU",
-              "gpu.check", "gpu.md", (), apart=GPU),
+              "gpu.check", "gpu.md", ("gpu",), apart=GPU),
     ),
 }  # fmt: skip
 

@@ -6,13 +6,13 @@ A figure whose stage was not run is left out.
 """
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from html import escape
 from pathlib import Path
 from typing import Any
 
 # It is imported by a script on a machine where nothing of gnnserve is installed.
-from bench.gpu.aims import told
+from bench.gpu.aims import verdicts
 from bench.gpu.findings import load
 
 PAGE = "gpu.html"
@@ -25,8 +25,18 @@ body { font: 15px/1.45 system-ui, sans-serif; max-width: 60em; margin: 2em auto;
 table { border-collapse: collapse; } td, th { padding: .15em .7em; text-align: left; }
 .label { text-align: right; white-space: nowrap; } .bars td { padding: .08em .5em; }
 .bar { background: #4477aa; height: .9em; } .told { white-space: nowrap; }
+.well { color: #1a6b2f; } .ill { color: #b3261e; font-weight: 600; } .part { color: #7a5200; }
+.open { color: #666; } .well, .ill, .part, .open { white-space: nowrap; } tr + tr td { border-top: 1px solid #ddd; }
+.bars tr + tr td { border: 0; } td { vertical-align: top; }
 .dry { background: #fff3cd; padding: .5em; } td:first-child { white-space: nowrap; }
 """
+
+_COLOURS = {
+    **dict.fromkeys(("PASS", "ok"), " class=well"),
+    **dict.fromkeys(("MISS", "FAILED", "cut off"), " class=ill"),
+    "PART": " class=part",
+    "not measured": " class=open",
+}
 
 
 def page(found: Mapping[str, Any]) -> str:
@@ -36,7 +46,7 @@ def page(found: Mapping[str, Any]) -> str:
     if any(result.get("dry") for result in results.values()):
         parts.append("<p class=dry>A dry run on a processor: the numbers mean nothing.</p>")
     parts += [f"<p>{escape(machine)}</p>" for machine in sorted(_machines(results))]
-    parts += ["<h2>Aims</h2>", _list(told(results, stages)), "<h2>Stages</h2>", _stages(stages)]
+    parts += ["<h2>Aims</h2>", _aims(results, stages), "<h2>Stages</h2>", _stages(stages)]
     for title, note, make in _FIGURES:
         if bars := _bars_of(make, results):
             parts += [f"<h2>{escape(title)}</h2><p>{escape(note)}</p>", _drawn(bars)]
@@ -51,8 +61,9 @@ def _machines(results: Results) -> set[str]:
     return {", ".join(map(str, gpu)) for gpu in gpus if gpu}
 
 
-def _list(lines: Iterator[str]) -> str:
-    return "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>"
+def _aims(results: Results, stages: Mapping[str, Any]) -> str:
+    rows = [(str(v.number), v.what, v.word, v.found) for v in verdicts(results, stages)]
+    return _table(("", "aim", "verdict", "found"), rows)
 
 
 def _stages(stages: Mapping[str, Any]) -> str:
@@ -60,9 +71,16 @@ def _stages(stages: Mapping[str, Any]) -> str:
         (name, row["state"], str(row.get("seconds", "")), row.get("why", ""))
         for name, row in stages.items()
     ]
-    cells = ["".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows]
-    head = "<tr><th>stage</th><th>end</th><th>seconds</th><th>why</th></tr>"
-    return f"<table>{head}" + "".join(f"<tr>{row}</tr>" for row in cells) + "</table>"
+    return _table(("stage", "end", "seconds", "why"), rows)
+
+
+def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """Return a table in which a verdict or an end is also shown by its colour."""
+    lines = ["".join(f"<th>{escape(cell)}</th>" for cell in head)]
+    lines += [
+        "".join(f"<td{_COLOURS.get(cell, '')}>{escape(cell)}</td>" for cell in row) for row in rows
+    ]
+    return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
 
 
 def _bars_of(make: Callable[[Results], Iterator[Bar]], results: Results) -> list[Bar]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.gpu.aims import told
+from bench.gpu.aims import verdicts
 
 #: Files in the folder that is saved.
 FINDINGS, LOGS, CALIBRATIONS = "gpu.json", "logs.tar.gz", "calibrations.tar.gz"
@@ -119,5 +119,5 @@ def tell(found: dict[str, Any]) -> None:
     for name, row in found["stages"].items():
         print(f"{row['state']:8} {name:18} {row.get('seconds', ''):>7} {row.get('why', '')}")
     print("\n==> aims")
-    for line in told(found["results"], found["stages"]):
-        print(line)
+    for verdict in verdicts(found["results"], found["stages"]):
+        print(verdict)

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from bench.gpu import check, findings
-from bench.gpu.aims import AIMS, aim_row, told
+from bench.gpu.aims import AIMS, aim_row, verdicts
 from bench.gpu.check import Call, attempt, keeper_for, unfinished
 from bench.gpu.findings import Keeper, together
 from bench.gpu.stages import Stage, stages
@@ -312,13 +312,22 @@ def test_no_aim_passes_by_a_stage_that_failed():
     broken = {"gather": {"aims": [row], "checks": [{"what": "right", "passed": False}]}}
 
     def line(results, stages):
-        return next(line for line in told(results, stages) if line.startswith("AIM 11"))
+        return next(str(one) for one in verdicts(results, stages) if one.number == 11)
 
     assert line(whole, {"gather": {"state": "ok"}}).startswith("AIM 11 PASS [0.95]:")
     assert line(broken, {}).startswith("AIM 11 MISS [0.95] (1 checks of gather failed):")
     for state in ("FAILED", "cut off"):
         said = line(whole, {"gather": {"state": state}})
         assert said.startswith(f"AIM 11 MISS [0.95] (gather: {state}):")
+
+
+def test_an_aim_of_which_a_stage_tells_nothing_is_reached_in_part():
+    results = {"equality": {"aims": [aim_row(1, True, {"worst": 7.5e-7})]}}
+    said = next(verdicts(results, {"equality": {"state": "ok", "quick": True}}))
+    found = "[worst: 7.5e-07] (serving_equality: nothing yet, quick run)"
+    assert (said.word, said.found) == ("PART", found)
+    results["serving_equality"] = {"aims": [aim_row(1, True, {"slack, rolling": 0.0})]}
+    assert next(verdicts(results)).word == "PASS"
 
 
 def test_a_result_that_was_cut_off_is_left_out(tmp_path):
@@ -329,5 +338,8 @@ def test_a_result_that_was_cut_off_is_left_out(tmp_path):
 
 def test_the_page_tells_every_aim():
     page = (check.ROOT / "docs" / "measurements" / "gpu.md").read_text()
-    for number, what in AIMS.items():
-        assert f"| {number} | {what} | `" in page
+    for number, aim in AIMS.items():
+        told = ", ".join(f"`{name}`" for name in aim.stages)
+        assert f"| {number} | {aim.what} | {told} |" in page
+    known = {stage.name for stage in stages()}
+    assert all(known.issuperset(aim.stages) for aim in AIMS.values())

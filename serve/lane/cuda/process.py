@@ -10,6 +10,7 @@ import logging
 import mmap
 import socket
 import threading
+from pathlib import Path
 
 from serve.ipc.setup import LaneSetup, PassedFile
 from serve.ipc.shared_pool import LANE_WORDS_BYTES
@@ -29,6 +30,7 @@ def main(setup: LaneSetup, channels: list[socket.socket], pool_file: PassedFile)
     pool = enter(setup, pool_file).pool
     # When a driver crashes, only this shows the Python stack.
     faulthandler.enable()
+    started_before = _driver_is_loaded()
     try:
         device = CudaDevice.open(setup, pool)
         threads = [
@@ -42,12 +44,21 @@ def main(setup: LaneSetup, channels: list[socket.socket], pool_file: PassedFile)
         ]
     except Exception:
         _log.exception("%s: the device cannot be used: %s", setup.name, setup.place)
+        if started_before:
+            _log.error(
+                "an import of the fork server has started CUDA: no process forked from it can"
+            )
         leave(EXIT_FAULT)
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     leave()
+
+
+def _driver_is_loaded() -> bool:
+    """Return True when something has loaded CUDA's driver into this process."""
+    return "/libcuda.so" in Path("/proc/self/maps").read_text()
 
 
 def _serve(
