@@ -127,6 +127,8 @@ SECTIONS: dict[str, tuple[Entry, ...]] = {
               "models.merging", "executors.md"),
         Entry("How fast is a training step beside stock PyG?",
               "models.training_step", "executors.md"),
+        Entry("How much slower is a forward pass right after a training step on its core?",
+              "models.after_step", "/docs/training.md"),
         Entry("How exact are memory estimates?",
               "models.pmc_accuracy", "estimates.md"),
         Entry("How exact are estimates of models that declare their inputs?",

@@ -236,6 +236,10 @@ TABLES: dict[str, Callable[[], str]] = {
         "`csr`, ms": "{csr_ms:.1f}",
         "PyG ÷ `csr`": "{ratio[0]:.2f} ({ratio[1]:.2f} to {ratio[2]:.2f})",
     }),
+    "forward passes after a step": lambda: grid(
+        read_result("after_step")["rows"], ("nodes", "{:,} nodes"), ("model", "{}"),
+        "{step_over_compute:.2f}",
+    ),
     "memory estimates by graphs": pmc_by_graphs,
     "memory estimates by model": pmc_by_model,
     "time estimates": time_accuracy,
