@@ -71,16 +71,18 @@ class RayCluster:
             )  # fmt: skip
         self.address = self.machines.stdout.readline().strip()
         assert self.address, log.read_text()
-        self.environment = {**os.environ, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+        self.commands = subprocess.Popen(
+            [sys.executable, "-m", "tests.cluster.ray_commands"], cwd=ROOT, text=True,
+            env={**os.environ, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
 
     def run(self, *arguments, code=0):
-        done = subprocess.run(
-            [sys.executable, "-m", "serve", "cluster", *arguments, "--address", self.address],
-            cwd=ROOT, env=self.environment, capture_output=True, text=True, timeout=PATIENCE_S,
-            check=False,
-        )  # fmt: skip
-        assert done.returncode == code, done.stdout + done.stderr
-        return done.stdout if code == 0 else done.stderr
+        self.commands.stdin.write(json.dumps([*arguments, "--address", self.address]) + "\n")
+        self.commands.stdin.flush()
+        ended, said, errors = json.loads(self.commands.stdout.readline())
+        assert ended == code, said + errors
+        return said if code == 0 else errors
 
     def status(self):
         _, status = documented("ray")
@@ -129,9 +131,10 @@ class RayCluster:
         assert self.machines.stdout.readline().split() == ["kill", machine]
 
     def end(self):
-        self.machines.stdin.close()
-        self.machines.wait(PATIENCE_S)
-        self.machines.stdout.close()
+        for process in (self.commands, self.machines):
+            process.stdin.close()
+            process.wait(PATIENCE_S)
+            process.stdout.close()
         for machine in MACHINES:
             self.supervised(machine).end(PATIENCE_S)
         self.supervised("head", "front").end(PATIENCE_S)
