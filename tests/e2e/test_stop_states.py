@@ -135,6 +135,18 @@ def clients_that_drip(server) -> Iterator[None]:
 
 
 @contextmanager
+def clients_of_all_kinds(server) -> Iterator[None]:
+    """None of them has anything to do with the others."""
+    with ExitStack() as stack:
+        for kind in (
+            calls_that_never_send_a_message, clients_that_read_nothing, streams_and_watches,
+            answers_that_nobody_reads, clients_that_drip,
+        ):  # fmt: skip
+            stack.enter_context(kind(server))
+        yield
+
+
+@contextmanager
 def a_load_that_hangs(server) -> Iterator[None]:
     with _loading(server, loads=False):
         wait_for(lambda: "hangs:1: calibrating" in server.log.read_text(), "the load")
@@ -178,10 +190,9 @@ def lanes_that_stand_still(server) -> Iterator[None]:
 
 
 STATES = (
-    calls_that_never_send_a_message, clients_that_read_nothing, streams_and_watches,
-    answers_that_nobody_reads, a_database_that_another_process_locks,
-    a_gateway_that_stands_still, lanes_that_restart, a_full_disk, clients_that_drip,
-    a_load_that_hangs, a_calibration_that_hangs, lanes_that_stand_still,
+    clients_of_all_kinds, a_database_that_another_process_locks, a_gateway_that_stands_still,
+    lanes_that_restart, a_full_disk, a_load_that_hangs, a_calibration_that_hangs,
+    lanes_that_stand_still,
 )  # fmt: skip
 
 
