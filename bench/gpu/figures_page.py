@@ -26,7 +26,8 @@ table { border-collapse: collapse; } td, th { padding: .15em .7em; text-align: l
 .label { text-align: right; white-space: nowrap; } .bars td { padding: .08em .5em; }
 .bar { background: #4477aa; height: .9em; } .told { white-space: nowrap; }
 .well { color: #1a6b2f; } .ill { color: #b3261e; font-weight: 600; } .part { color: #7a5200; }
-.open { color: #666; } .well, .ill, .part, .open { white-space: nowrap; } tr + tr td { border-top: 1px solid #ddd; }
+.open { color: #666; } .well, .ill, .part, .open { white-space: nowrap; }
+tr + tr td { border-top: 1px solid #ddd; }
 .bars tr + tr td { border: 0; } td { vertical-align: top; }
 .dry { background: #fff3cd; padding: .5em; } td:first-child { white-space: nowrap; }
 """
