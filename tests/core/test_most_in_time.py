@@ -35,6 +35,14 @@ def all_in_time(order, slots):
     return True
 
 
+def test_four_are_given_up_for_others_in_one_go():
+    """Each pair has a long one in time, and a short one due with it that takes its place."""
+    pairs = [(job(2 * n, 100, 10 * n + 100), job(2 * n + 1, 10, 10 * n + 100)) for n in range(5)]
+    order, given_up = most_in_time([one for pair in pairs for one in pair], 1, NOW)
+    assert order == [1, 3, 5, 7, 8]
+    assert given_up == [0, 2, 4, 6, 9]
+
+
 @st.composite
 def hopeful(draw, levels=(1, 2, 2, 3)):
     """Some that are in time if they start now."""
