@@ -177,7 +177,11 @@ def obstacle(stage: Stage, found: Found, left_s: float) -> str:
 
 
 def prepare(site: Path) -> dict[str, str]:
-    """Install the wheels in .whl one by one; return the environment of all stages."""
+    """Install the wheels in .whl one by one; return the environment of all stages.
+
+    Compiled modules are kept: where Python may not write beside its packages, each stage would
+    compile all of torch and PyG again.
+    """
     for wheel in sorted(WHEELS.glob("*.whl")):
         said = subprocess.run(
             [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--upgrade",
@@ -188,7 +192,13 @@ def prepare(site: Path) -> dict[str, str]:
             print(f"FAIL {wheel.name} cannot be installed: {said.stderr.strip()[-300:]}")
     sys.path.insert(0, str(site))
     path = os.pathsep.join([str(ROOT), str(site), os.environ.get("PYTHONPATH", "")])
-    return {**os.environ, "PYTHONPATH": path.rstrip(os.pathsep), "PYTHONUNBUFFERED": "1"}
+    told = {
+        "PYTHONPATH": path.rstrip(os.pathsep),
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONPYCACHEPREFIX": str(site.with_name("compiled")),
+    }
+    kept = {name: text for name, text in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return kept | told
 
 
 def tell_missing(chosen: list[Stage]) -> None:

@@ -244,6 +244,14 @@ def test_a_wheel_that_does_not_fit_is_told_and_keeps_no_other_out(tmp_path, monk
     assert str(tmp_path / "site") in environment["PYTHONPATH"].split(os.pathsep)
 
 
+def test_stages_keep_what_python_compiles(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.path", list(check.sys.path))
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    environment = check.prepare(tmp_path / "site")
+    assert "PYTHONDONTWRITEBYTECODE" not in environment
+    assert environment["PYTHONPYCACHEPREFIX"] == str(tmp_path / "compiled")
+
+
 def test_what_to_bring_along_is_told_before_anything_runs(capsys):
     check.tell_missing([stage("a"), stage("b", needs=("no_such_module", "json"))])
     said = capsys.readouterr().out
