@@ -52,7 +52,7 @@ class Engine:
     def start(self):
         pass
 
-    open = stop = start
+    open = wait_loaded = stop = start
 
 
 def test_the_gpu_is_looked_for_once_however_many_engines_start(asked, tmp_path, monkeypatch):
