@@ -2,6 +2,7 @@
 
 import threading
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -11,7 +12,7 @@ zmq = pytest.importorskip("zmq", reason="ZeroMQ is not installed: pip install 'g
 
 from bench.kit.waiting import PATIENCE_S, wait_for  # noqa: E402
 from serve.cluster import row_link, row_store, row_wire  # noqa: E402
-from serve.cluster.row_wire import Keys  # noqa: E402
+from serve.cluster.row_wire import Keys, RowsGiven  # noqa: E402
 from serve.cluster.shared_rows import SharedRows  # noqa: E402
 from serve.cluster.stores_file import read_stores  # noqa: E402
 from serve.errors import ConfigError, NotReady  # noqa: E402
@@ -152,13 +153,21 @@ def test_with_a_replica_no_request_fails(tmp_path):
 def test_a_server_that_is_silent_is_waited_for_no_longer_than_configured(tmp_path):
     with (
         cluster(tmp_path, 2, patience_ms=80) as two,
-        SocketThatSays(two, 1, None),
+        SocketThatSays(two, 1, []),
         pytest.raises(NotReady, match=r"(did not answer|could not be reached) in time"),
     ):
         two.graphs[0].snapshot.features(ALL)
 
 
-@pytest.mark.parametrize("said", [[b""], [b"junk", b""], [b"\x93\x01\xa7float32\xa0", b"short"]])
+def rows_given(number):
+    return msgspec.msgpack.encode(RowsGiven(number, "float32"))
+
+
+#: The number asked for depends on which server could be reached first.
+TOO_SHORT = [[rows_given(number), b"short"] for number in (1, 2)]
+
+
+@pytest.mark.parametrize("said", [[[b""]], [[b"junk", b""]], TOO_SHORT])
 def test_a_broken_server_harms_only_requests_that_need_it(tmp_path, said):
     with cluster(tmp_path, 3) as three, SocketThatSays(three, 1, said):
         with pytest.raises(NotReady, match=r"part 1: 127\.0\.0\.1:\d+ sent "):
@@ -168,14 +177,14 @@ def test_a_broken_server_harms_only_requests_that_need_it(tmp_path, said):
 
 
 class SocketThatSays:
-    """Takes the place of a server: sends the frames to whoever asks, None to say nothing."""
+    """Takes the place of a server: sends the messages to whoever asks."""
 
-    def __init__(self, servers, number, frames):
+    def __init__(self, servers, number, messages):
         servers.rows[number].close()
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.bind(f"tcp://{servers.addresses[number]}")
-        self._frames = frames
+        self._messages = messages
         self._thread = threading.Thread(target=self._run)
 
     def _run(self):
@@ -186,8 +195,8 @@ class SocketThatSays:
                 return
             if identity == b"end":
                 return
-            if self._frames is not None:
-                self._socket.send_multipart([identity, *self._frames])
+            for frames in self._messages:
+                self._socket.send_multipart([identity, *frames])
 
     def __enter__(self):
         self._thread.start()
