@@ -4,8 +4,8 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
-#: A thread that has not begun after this time never does.
-_LIMIT_S = 10.0
+#: A thread that has not begun after this time never does; a machine may stand still for a while.
+_LIMIT_S = 60.0
 
 
 class Thread(threading.Thread):
