@@ -306,7 +306,9 @@ H2Option* Connection::option(const H2Api& api) {
         api.option_set_no_auto_window_update(one, 1);
         // Releases since 1.57 have a limit of their own, of 33 a second.
         if (api.option_set_stream_reset_rate_limit != nullptr) {
-            api.option_set_stream_reset_rate_limit(one, kResetBurst, kResetsPerSecond);
+            // More than `resets_` allows, which is to be the first: the library would end the
+            // connection without a count.
+            api.option_set_stream_reset_rate_limit(one, 2 * kResetBurst, 2 * kResetsPerSecond);
         }
         return one;
     }();
