@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from serve.graphs.resident import GraphVersion, ResidentGraph
-from serve.graphs.shared_column import SharedColumn
+from serve.graphs.shared_column import shared_files
 from serve.graphs.snapshot import Snapshot
 from serve.graphs.updates import Change
 
@@ -16,10 +16,7 @@ class OneGraph:
 
     def files_of(self, graph: str) -> bytes | None:
         """See ``SharedGraphs``."""
-        column = self._graph.snapshot.column
-        if graph != self._graph.name or not isinstance(column, SharedColumn):
-            return None
-        return column.of_rows.files
+        return shared_files(self._graph.snapshot.column) if graph == self._graph.name else None
 
     def make(
         self,

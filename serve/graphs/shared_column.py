@@ -174,6 +174,11 @@ class SharedColumn(Column):
             super().gather(np.where(here, places, any_row).astype(np.int64), target)
 
 
+def shared_files(column: Column | None) -> bytes | None:
+    """Return the digest of the files that a shared column is of; None for any other column."""
+    return column.of_rows.files if isinstance(column, SharedColumn) else None
+
+
 def added_parts(known: int, count: int, part_count: int) -> Ids:
     """Return the parts of nodes that are added to the first `known` to make them `count`."""
     return np.arange(known, count) % part_count

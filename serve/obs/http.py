@@ -230,8 +230,8 @@ class _HttpServer(ThreadingHTTPServer):
                 del self._open[oldest]
                 _hang_up(oldest)
         try:
-            # The start of a thread waits up to 10 s for one that has no memory to begin with, and
-            # the port with it. `service_actions` closes the connection of such a thread.
+            # The start of a thread waits up to a minute for one that has no memory to begin with,
+            # and the port with it. `service_actions` closes the connection of such a thread.
             _thread.start_new_thread(self.process_request_thread, (request, client_address))
         except (RuntimeError, MemoryError) as error:
             _log.warning("no thread for an HTTP request: %s", error)

@@ -26,7 +26,7 @@ from serve.graphs.load import (
     open_graph,
 )
 from serve.graphs.resident import GraphVersion, ResidentGraph
-from serve.graphs.shared_column import RowSource, SharedColumn
+from serve.graphs.shared_column import RowSource, shared_files
 from serve.graphs.sharing import Parting
 from serve.graphs.snapshot import Snapshot
 from serve.graphs.typed import TypedSnapshot
@@ -125,8 +125,7 @@ class GraphStore:
     def files_of(self, graph: str) -> bytes | None:
         """See ``SharedGraphs``."""
         found = self._plain.get(graph)
-        column = None if found is None else found.snapshot.column
-        return column.of_rows.files if isinstance(column, SharedColumn) else None
+        return None if found is None else shared_files(found.snapshot.column)
 
     def get(self, name: str) -> ResidentGraph | TypedGraph:
         """Return the graph of that name; raises UnknownName."""
