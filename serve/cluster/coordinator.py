@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from serve.cluster.pool import Pool
-from serve.cluster.registry import Announcement, Registry, ServerRow
+from serve.cluster.registry import Announcement, Registry, ServerRow, Standing
 from serve.cluster.replica import state_folder
 from serve.cluster.rollout import Rollout
 from serve.cluster.servers_file import write_servers
@@ -79,12 +79,19 @@ class Coordinator:
                 raise ConfigError("the cluster has not been set up")
             return self._rollout.pool
 
-    def announce(self, said: Announcement) -> bool:
-        """See ``Registry.announce``."""
+    def announce(self, said: Announcement) -> Standing:
+        """Take in what a server says, see ``Registry.announce``.
+
+        One that is on trial knows no others: what it cannot do must show.
+        """
         with self._lock:
+            on_trial = False
             if self._rollout is not None:
                 self._rollout.take(said, time.monotonic_ns())
-            return self._registry.announce(said, time.monotonic())
+                on_trial = self._rollout.goes_on(said.generation) is None
+            drained = self._registry.announce(said, time.monotonic())
+            servers = ([], []) if on_trial else self._registry.servers()
+            return Standing(drained, *servers)
 
     def goes_on(self, generation: str) -> bool | None:
         """See ``Rollout.goes_on``."""

@@ -23,7 +23,7 @@ import msgspec
 
 from serve.cluster.coordinator import Coordinator
 from serve.cluster.pool import Pool
-from serve.cluster.registry import Announcement, ServerRow
+from serve.cluster.registry import Announcement, ServerRow, Standing
 from serve.cluster.replica import Replica, ReplicaSpec, require_reachable, stop_limit_s
 from serve.cluster.server_need import server_need, unplaceable
 from serve.config import load_config
@@ -168,7 +168,7 @@ class _ServerReplica:
             self._tell(found)
 
     def _tell(self, found: Probe = Probe.NOT_READY) -> None:
-        """Tell the coordinator of the server, and learn whether it is drained."""
+        """Tell the coordinator of the server, and learn of the others and whether it is drained."""
         running = self._replica.running
         if running is None:
             return
@@ -183,8 +183,12 @@ class _ServerReplica:
             generation=self._spec.generation,
             figures=self._replica.figures(),
         )
-        with suppress(ray.exceptions.RayError, ValueError):  # there is no coordinator now
-            self._drained = self._ask("announce", said)
+        try:
+            standing: Standing = self._ask("announce", said)
+        except (ray.exceptions.RayError, ValueError):
+            return  # there is no coordinator now
+        self._drained = standing.drained
+        self._replica.know(standing.servers, standing.drained_servers)
 
     def _ask(self, method: str, *arguments: object) -> Any:
         try:

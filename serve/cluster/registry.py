@@ -45,6 +45,17 @@ class Announcement(msgspec.Struct, frozen=True):
     figures: Figures = Figures()
 
 
+class Standing(msgspec.Struct, frozen=True):
+    """What a server is told when it has announced itself."""
+
+    #: It gets no new requests from the front.
+    drained: bool
+    #: Servers to which it may pass requests on, and those of them that are drained: `host:port` for
+    #: gRPC.
+    servers: list[str]
+    drained_servers: list[str]
+
+
 class ServerRow(msgspec.Struct, frozen=True):
     """A server as operators see it."""
 

@@ -1,11 +1,12 @@
 """A server of a cluster on its machine: started, or found running, and looked at."""
 
 import hashlib
+import logging
 import os
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,11 +17,14 @@ from serve.client.several import CallWithdrawn
 from serve.client.sync_cluster import probe
 from serve.client.sync_connection import Channel
 from serve.cluster.figures import FigureReader, Figures
+from serve.cluster.servers_file import write_servers
 from serve.cluster.supervised import Supervised
 from serve.config import Config, load_config
 from serve.config_settings import settings_of
 from serve.core.cluster.probing import Probe
 from serve.errors import ConfigError, ServeError
+
+_log = logging.getLogger(__name__)
 
 #: Where the files of the servers of a machine are, by name of the cluster; by default in the
 #: folder for the user's state.
@@ -84,6 +88,9 @@ class Replica:
         self._running: Running | None = None
         self._channel: Channel | None = None
         self._reader: FigureReader | None = None
+        self._servers_file = self._folder / "servers"
+        #: What that file says; None before it was written here.
+        self._known: tuple[list[str], list[str]] | None = None
 
     @property
     def running(self) -> Running | None:
@@ -123,6 +130,22 @@ class Replica:
             return probe(self._channel)
         except (CallWithdrawn, ValueError):
             return Probe.UNREACHED
+
+    def know(self, servers: Sequence[str], drained: Sequence[str] = ()) -> None:
+        """Let the server know all servers of its cluster, to which it may pass requests on.
+
+        Where its file cannot be written, it knows those that it knew; the next call tries again.
+        """
+        known = list(servers), list(drained)
+        if known == self._known:
+            return
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write_servers(self._servers_file, *known)
+        except OSError as error:
+            _log.error("%s: %s", self._servers_file, error.strerror)
+        else:
+            self._known = known
 
     def figures(self) -> Figures:
         """Return what the server has done since `start`; nothing where it keeps no report."""
@@ -175,7 +198,8 @@ class Replica:
         running = Running(
             f"{self._host}:{grpc_port}", f"{self._host}:{http_port}", time.time_ns(), fingerprint
         )
-        settings = [*self._spec.settings, *self._own_settings()]
+        self.know([running.address])
+        settings = [*self._spec.settings, *self._own_settings(running)]
         command = [
             sys.executable, "-P", "-m", "gnnserve", "serve", "--config", self._spec.config,
             "--grpc-port", str(grpc_port), "--http-port", str(http_port),
@@ -185,7 +209,7 @@ class Replica:
         self._supervised.start(command, version, self._spec.lease_s)
         return running
 
-    def _own_settings(self) -> list[str]:
+    def _own_settings(self, running: Running) -> list[str]:
         """Return settings by which servers with one file, on shared storage too, differ."""
         report, server = self._config.report, self._config.server
         files = {
@@ -196,6 +220,9 @@ class Replica:
             for name, file in files.items()
             if file is not None
         ]
+        own.append(f"cluster.servers_file={self._servers_file}")
+        if (name := self._config.cluster.name) is not None:
+            own.append(f"cluster.name={name}@{running.address}")
         if server.shutdown_delay_s < _LEAST_DELAY_S:
             own.append(f"server.shutdown_delay_s={_LEAST_DELAY_S}")
         return own

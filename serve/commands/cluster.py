@@ -16,7 +16,6 @@ from rich.table import Table
 from serve.cluster.front import Front
 from serve.cluster.pool import Pool, bounds_of, digest_of, update_of
 from serve.cluster.replica import Replica, ReplicaSpec, Running
-from serve.cluster.servers_file import write_servers
 from serve.cluster.stores_file import read_stores
 from serve.config import load_config
 from serve.config_settings import settings_of
@@ -74,16 +73,10 @@ def up_local(pool: Pool, on_ready: Callable[[list[Running]], None], progress: Pr
     for ending in (signal.SIGINT, signal.SIGTERM):
         signal.signal(ending, lambda _number, _frame: over.set())
     with tempfile.TemporaryDirectory(prefix="gnnserve-cluster-") as folder:
-        servers_file = Path(folder) / "servers"
-        write_servers(servers_file, ())
         key, key_file = secrets.token_urlsafe(32), Path(folder) / "front.key"
         key_file.touch(mode=0o600)
         key_file.write_text(key)
-        settings = (
-            *pool.spec.settings,
-            f"cluster.servers_file={servers_file}",
-            f"cluster.front_key_file={key_file}",
-        )
+        settings = (*pool.spec.settings, f"cluster.front_key_file={key_file}")
         spec = msgspec.structs.replace(pool.spec, lease_s=_LOCAL_LEASE_S, settings=settings)
         replicas = [
             Replica(
@@ -100,8 +93,10 @@ def up_local(pool: Pool, on_ready: Callable[[list[Running]], None], progress: Pr
                 progress(f"starting server {number + 1} of {pool.replicas}", number / pool.replicas)
                 replica.start(lambda: _require_on(over, front, replicas))
                 running = [one.running for one in replicas if one.running is not None]
-                front.change([one.address for one in running])
-                write_servers(servers_file, [one.address for one in running])
+                servers = [one.address for one in running]
+                front.change(servers)
+                for one in replicas:
+                    one.know(servers)
             said = False
             while not over.wait(_LOOK_S):
                 _require_on(over, front, replicas)

@@ -10,7 +10,9 @@ from bench.kit.waiting import wait_for
 from serve.cluster.coordinator import Coordinator
 from serve.cluster.figures import FigureReader, Figures
 from serve.cluster.pool import PoolKeeper, bounds_of, digest_of, update_of
-from serve.cluster.replica import FOLDER_VARIABLE, ReplicaSpec
+from serve.cluster.registry import Standing
+from serve.cluster.replica import FOLDER_VARIABLE, Replica, ReplicaSpec
+from serve.cluster.servers_file import read_servers
 from serve.cluster.supervised import Supervised
 from serve.core.versions.comparison import LEAST
 from serve.errors import ConfigError
@@ -206,3 +208,46 @@ def test_the_front_of_a_cluster_has_the_key_that_its_configuration_names(tmp_pat
     assert with_key[-2:] == ["--key-file", str(tmp_path / "key")]
     assert all("--key-file" not in command for command in others)
     assert len(others) == 2
+
+
+def test_servers_learn_of_each_other_and_one_on_trial_of_nobody(tmp_path, monkeypatch):
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(Coordinator, "_keep_front", lambda self, pool: None)
+    coordinator = Coordinator("c", lambda pool: None)
+    first, second = announced("a"), announced("b")
+    try:
+        assert coordinator.announce(first) == Standing(False, ["a:1"], [])
+        assert coordinator.announce(second) == Standing(False, ["a:1", "b:1"], [])
+        coordinator.drain("a")
+        assert coordinator.announce(first) == Standing(True, ["a:1", "b:1"], ["a:1"])
+        coordinator.keep(ON_TRIAL)
+        assert coordinator.announce(announced("b", "2")) == Standing(False, [], [])
+        assert coordinator.announce(first).servers == ["a:1", "b:1"]
+    finally:
+        coordinator.end()
+
+
+def test_a_server_is_told_of_the_others_by_a_file_of_its_own(tmp_path, monkeypatch):
+    started = []
+    monkeypatch.setattr(Supervised, "start", lambda _, command, *rest: started.append(command))
+    config = tmp_path / "gnnserve.toml"
+    config.write_text('[cluster]\nname = "web"\nservers_file = "by hand"\n')
+    replica = Replica(ReplicaSpec("c", str(config)), "127.0.0.1", tmp_path / "own")
+    with pytest.raises(ConfigError, match="the server did not start"):
+        replica.start()
+    address, (command,) = replica.running.address, started
+    file = tmp_path / "own" / "servers"
+    assert f"cluster.servers_file={file}" in command
+    assert f"cluster.name=web@{address}" in command
+    assert read_servers(file) == ([address], [])
+    replica.know([address, "b:1"], ["b:1"])
+    assert read_servers(file) == ([address, "b:1"], ["b:1"])
+    written = file.stat()
+    replica.know([address, "b:1"], ["b:1"])
+    assert file.stat() == written
+    file.unlink()
+    (tmp_path / "own" / "servers").mkdir()
+    replica.know([address])  # it cannot be written now
+    file.rmdir()
+    replica.know([address])
+    assert read_servers(file) == ([address], [])

@@ -250,6 +250,23 @@ def test_a_drained_machine_gets_nothing_until_it_is_wanted_back(cluster):
     assert "is not in the cluster; known: " in cluster.run("drain", "nobody", code=1)
 
 
+def test_servers_pass_on_to_each_other_what_one_alone_can_answer(cluster):
+    first, second = (row["address"] for row in cluster.status()["servers"])
+    with Client(first, timeout_s=PATIENCE_S) as client:
+        client.unload("gcn")
+        found = wait_for(lambda: passed_on(client), "the request to be passed on")
+        client.load("gcn")
+        assert client.infer("gcn", **GRAPH).qos.hops == 0
+    assert (found.hops, found.node.rpartition(":")[2]) == (1, second.rpartition(":")[2])
+
+
+def passed_on(client):
+    """Return the QoS facts of an answer; None while the other server does not say what it has."""
+    with suppress(ClientError):
+        return client.infer("gcn", **GRAPH).qos
+    return None
+
+
 def test_a_cluster_that_follows_load_grows_with_it(cluster):
     (scale,) = documented("scale")
     own = {"gnnserve.toml": str(cluster.config), "2..6": "2..3", "0.0.0.0": "127.0.0.1",
