@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from bench.kit.measure import median_interval
 from bench.kit.page import Row, flat, grid
 from bench.kit.result import read_result
 
@@ -97,12 +98,23 @@ def training_parts() -> str:
 
 
 def training_late() -> str:
-    """Return how many requests are late only with jobs and only without."""
-    rows = [row for row in read_result("training")["accounting"] if row["part"] == "run"]
+    """Return what jobs change of the late share, by turns, and what became late or ceased to be."""
+    content = read_result("training")
+    rows = [row | {"points": _points(content["rows"], row["slack"], row["rho"])}
+            for row in content["accounting"] if row["part"] == "run"]  # fmt: skip
     return flat(rows, {
-        "jobs": "`{slack}`, ρ {rho:g}", "late only with jobs": "{late_only_with}",
-        "late only without": "{late_only_without}",
+        "jobs": "`{slack}`, ρ {rho:g}", "more late, points": "{points}",
+        "late only with jobs": "{late_only_with}", "late only without": "{late_only_without}",
     })  # fmt: skip
+
+
+def _points(rows: Sequence[Row], slack: str, rho: float) -> str:
+    """Return the median over the turns of how much larger the late share is with jobs."""
+    late = {(row["seed"], row["turn"], row["jobs"]): 100 * row["late_server"]
+            for row in rows if (row["slack"], row["rho"]) == (slack, rho)}  # fmt: skip
+    more = [late[seed, turn, True] - late[seed, turn, False] for seed, turn, jobs in late if jobs]
+    middle, low, high = median_interval(more)
+    return f"{middle:.1f} ({low:.1f} to {high:.1f})"
 
 
 def versions() -> str:
