@@ -80,7 +80,7 @@ fuzz: $(PACKAGE) ## Made-up bytes for all that takes bytes of others, calls of t
 	 cmake --build --preset asan --target front_fuzz parse_fuzz -- --quiet; \
 	 cmake --preset tsan >/dev/null; cmake --build --preset tsan --target front_fuzz -- --quiet; \
 	 ../build/cpp-tsan/tests/front_fuzz --threads 1000000; \
-	 ../build/cpp-asan/tests/parse_fuzz $$((6 * minutes)) $$(date +%s); \
+	 ../build/cpp-asan/tests/parse_fuzz $$((6 * minutes)) $$(date +%s) ../tests/fuzz/corpus/infer; \
 	 ../build/cpp-asan/tests/front_fuzz $$((24 * minutes)) $$(date +%s)
 
 explore: $(PACKAGE) ## Property tests with examples that differ from one run to the next

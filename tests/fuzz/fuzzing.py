@@ -1,7 +1,8 @@
 """Makes up inputs for a target from its seeds, and bounds what each costs.
 
 Inputs that a target ends differently for are kept, and changed again. An input that fails is
-written to `corpus/TARGET`, from where every later run takes it first.
+written to `corpus/TARGET`, from where every later run takes it first. So are, where asked for, the
+shortest inputs that end as none of those in there does.
 """
 
 import hashlib
@@ -15,6 +16,8 @@ from pathlib import Path
 CORPUS = Path(__file__).with_name("corpus")
 #: Most inputs that are kept, and most bytes of one.
 KEPT, MOST_BYTES = 2000, 1 << 16
+#: Most bytes of an input that is added to the corpus without a failure.
+MOST_ADDED_BYTES = 2048
 #: Every so many inputs, the memory is measured, which takes time.
 MEASURED = 50
 WORDS = (
@@ -101,25 +104,43 @@ def _took_s(target: Target, data: bytes) -> float:
     return time.thread_time() - began
 
 
-def fuzz(target: Target, seconds: float, seed: int, corpus: Path = CORPUS) -> int:
-    """Run the target on its corpus, its seeds and what comes of them; returns how many inputs."""
+def fuzz(
+    target: Target, seconds: float, seed: int, corpus: Path = CORPUS, grow: bool = False
+) -> int:
+    """Run the target on its corpus, its seeds and what comes of them; returns how many inputs.
+
+    To `grow` adds to the corpus what ended as no input before did.
+    """
     folder = corpus / target.name
     dice = random.Random(seed)
     kept = [path.read_bytes() for path in sorted(folder.glob("*"))] + target.seeds()
-    known: set[Hashable] = set()
+    given = len(kept)
+    places: dict[Hashable, int] = {}  # in `kept`, by outcome
     waiting, until, count = kept[::-1], time.monotonic() + seconds, 0
     while waiting or time.monotonic() < until:
         data = waiting.pop() if waiting else changed(dice, dice.choice(kept), dice.choice(kept))
         try:
             outcome = costs(target, data, count % MEASURED == 0)
         except BaseException as error:
-            folder.mkdir(parents=True, exist_ok=True)
-            path = folder / hashlib.sha256(data).hexdigest()[:16]
-            path.write_bytes(data)
-            error.add_note(f"{target.name}: the input is kept as {path}")
+            error.add_note(f"{target.name}: the input is kept as {_write(folder, data)}")
             raise
-        if outcome not in known and len(kept) < KEPT:
-            known.add(outcome)
+        place = places.get(outcome)
+        if count < given:
+            places.setdefault(outcome, count)
+        elif place is None and len(kept) < KEPT:
+            places[outcome] = len(kept)
             kept.append(data)
+        elif place is not None and place >= given and len(data) < len(kept[place]):
+            kept[place] = data
         count += 1
+    for data in kept[given:] if grow else []:
+        if len(data) <= MOST_ADDED_BYTES:
+            _write(folder, data)
     return count
+
+
+def _write(folder: Path, data: bytes) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / hashlib.sha256(data).hexdigest()[:16]
+    path.write_bytes(data)
+    return path

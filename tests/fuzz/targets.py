@@ -113,7 +113,7 @@ def splitting(data: bytes) -> object:
     assert list(whole.raw_input_contents) == [bytes(one) for one in taken]
     del whole.raw_input_contents[:]
     assert pb.ModelInferRequest.FromString(rest) == whole
-    return len(taken), len(rest) > 0
+    return min(len(taken), 8), len(rest) > 0
 
 
 # -- packets of lanes --------------------------------------------------------------------------
