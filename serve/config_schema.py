@@ -3,13 +3,13 @@
 import ast
 import inspect
 import re
+import sys
 from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 from rich.table import Table
 
-from serve import config
 from serve.config import NO_KEYS, RELOADABLE, SIZE_KEYS, Config, EffectiveValue
 from serve.core.disciplines import DISCIPLINES
 from serve.core.policies import POLICIES
@@ -94,7 +94,7 @@ def _restrictions(key: str, found: dict[str, Any]) -> dict[str, Any]:
 
 def _comments(kind: type) -> dict[str, str]:
     """Return the `#:` comment above each field of a struct, by name."""
-    source = inspect.getsource(config)
+    source = inspect.getsource(sys.modules[kind.__module__])
     lines = source.splitlines()
     tree = ast.parse(source)
     found = {}

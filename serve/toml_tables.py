@@ -8,14 +8,17 @@ import difflib
 import re
 import tomllib
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
+from msgspec import Meta
 
 from serve.errors import ConfigError
 from serve.files import read_text
 
 StructT = TypeVar("StructT", bound=msgspec.Struct)
+#: A number of things, at least one.
+Count = Annotated[int, Meta(ge=1)]
 
 #: Largest file that is read.
 _MAX_FILE_BYTES = 1 << 20

@@ -18,12 +18,12 @@ from bench.gpu.kit import MODELS, Result, graph, run, seeded
 from bench.kit.machine import gpu_facts
 from serve.config import (
     Config,
-    DeviceConfig,
     GraphConfig,
     ModelsConfig,
     SchedulingConfig,
     ServerConfig,
 )
+from serve.config_device import DeviceConfig
 from serve.errors import ConfigError
 from serve.graphs.generate import generate_edges
 from serve.ipc.setup import DevicePlace

@@ -5,7 +5,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from serve.config import DeviceConfig
+from serve.config_device import DeviceConfig
 from serve.core.params import LANES_PER_CORE
 from serve.errors import ConfigError
 from serve.ipc.setup import DevicePlace

@@ -67,5 +67,13 @@ def test_every_key_is_in_the_schema_with_a_known_type():
             properties = SCHEMA.schema["$defs"].get(reference, {}).get("properties", {})
 
 
+@pytest.mark.parametrize(
+    ("part", "key"),
+    [("ServerConfig", "max_queue"), ("DeviceConfig", "lanes"), ("RowsConfig", "part")],
+)
+def test_keys_have_their_comments_as_descriptions_whatever_file_they_are_in(part, key):
+    assert SCHEMA.schema["$defs"][part]["properties"][key]["description"].endswith(".")
+
+
 def test_every_size_key_exists():
     assert {key for key, _ in keys_of(Config)} >= SIZE_KEYS

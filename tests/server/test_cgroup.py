@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from serve.config import DeviceConfig
+from serve.config_device import DeviceConfig
 from serve.server.cgroup import Limits, find_limits
 from serve.server.device import find_device
 

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from serve.config import Config, DeviceConfig
+from serve.config import Config
+from serve.config_device import DeviceConfig
 from serve.core.types import LaneId
 from serve.errors import ConfigError
 from serve.server import device
