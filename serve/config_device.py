@@ -23,6 +23,9 @@ class DeviceConfig(Section, frozen=True):
     #: because a model leaks, is restarted. None: the heap that a lane retains, plus its share of a
     #: quarter of the budget (at least 128 MiB). Does not apply to lanes on a GPU.
     max_lane_memory: str | None = None
+    #: Requests after which a lane's process is restarted, whatever it holds. None: at no number.
+    #: Does not apply to lanes on a GPU.
+    max_lane_requests: Count | None = None
     #: Niceness of lanes that compute; 0 shares cores evenly. With 20, beyond every niceness, they
     #: are in the kernel's idle class: a thread of the server or of another program that wakes takes
     #: their core at once, whereas it may wait a millisecond or two for a lane of niceness 19.

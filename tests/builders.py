@@ -103,6 +103,7 @@ def params(
     slowdown: tuple[float, ...] = NO_SLOWDOWN,
     devices: int = 1,
     lane_limit: int | None = None,
+    lane_requests: int | None = None,
     **others,
 ) -> SchedulerParams:
     """Scheduler parameters for as many `device(...)`, each with lanes of its own."""
@@ -113,7 +114,7 @@ def params(
         can_suspend=can_suspend,
         slowdown=slowdown,
     )
-    facts = replace(facts, lane_limit_bytes=lane_limit)
+    facts = replace(facts, lane_limit_bytes=lane_limit, lane_requests=lane_requests)
     more = tuple(
         replace(facts, lane_ids=tuple(LaneId(number * lanes + lane) for lane in range(lanes)))
         for number in range(1, devices)

@@ -6,7 +6,7 @@ For every task that arrived there is exactly one ``AnswerTask`` and exactly one 
 import msgspec
 
 from serve.core.jobs.commands import JobCommand
-from serve.core.types import Bytes, GroupId, LaneId, Outcome, TaskId
+from serve.core.types import Bytes, GroupId, LaneId, Outcome, RecycleReason, TaskId
 
 
 class PrepareTask(msgspec.Struct, frozen=True):
@@ -90,12 +90,13 @@ class ReleaseTask(msgspec.Struct, frozen=True):
 
 
 class RecycleLane(msgspec.Struct, frozen=True):
-    """End the idle lane's process and start another: it holds more memory than it may.
+    """End the idle lane's process and start another, for what it holds or has run.
 
     The lane counts as down from now on, until its ``LaneReady``.
     """
 
     lane_id: LaneId
+    reason: RecycleReason
 
 
 class AddLane(msgspec.Struct, frozen=True):

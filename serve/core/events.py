@@ -111,6 +111,12 @@ class LaneMeasured(msgspec.Struct, frozen=True):
     held_bytes: Bytes
 
 
+class LaneReplaced(msgspec.Struct, frozen=True):
+    """A new process has taken the place of the one of a lane that is up and runs nothing."""
+
+    lane_id: LaneId
+
+
 class LaneSeen(msgspec.Struct, frozen=True):
     """State of the lane that holds the task's run: the reply to ``LookAtLane``."""
 
@@ -207,6 +213,7 @@ Event = (
     | LaneReady
     | LaneLost
     | LaneMeasured
+    | LaneReplaced
     | LaneSeen
     | BudgetChanged
     | SlowdownChanged

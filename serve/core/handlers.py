@@ -25,6 +25,7 @@ from serve.core.events import (
     LaneMeasured,
     LaneReady,
     LaneRemoved,
+    LaneReplaced,
     LaneSeen,
     LimitsChanged,
     ModelUnloaded,
@@ -89,6 +90,7 @@ class EventHandlers:
             LaneReady: self._on_lane_ready,
             LaneLost: self._on_lane_lost,
             LaneMeasured: self._on_lane_measured,
+            LaneReplaced: self._on_lane_replaced,
             LaneSeen: self._on_lane_seen,
             BudgetChanged: self._on_budget_changed,
             SlowdownChanged: self._on_slowdown_changed,
@@ -112,10 +114,11 @@ class EventHandlers:
         give_up(self._tasks, record, Expired, Expired(record.state.label))
 
     def recycle_idle_lanes(self) -> None:
-        """Have idle lanes that hold too much started anew, one at a time."""
-        while (lane_id := self._recycling.next(self._board.idle)) is not None:
+        """Have idle lanes that hold too much or ran enough started anew, one at a time."""
+        while (found := self._recycling.next(self._board.idle)) is not None:
+            lane_id, reason = found
             self._board.lane_down(lane_id)
-            self._tasks.out.append(RecycleLane(lane_id))
+            self._tasks.out.append(RecycleLane(lane_id, reason))
             self._planner.stale = True
 
     # Requests.
@@ -138,6 +141,7 @@ class EventHandlers:
         run = self._parts.run_of(event.task_id, event.lane_id, TaskFinished)
         if self._quarantine.models:
             self._quarantine.lane_kept(run.model)
+        self._recycling.ran(run.lane_id, len(run.members))
         board, tasks, totals, usage = self._board, self._tasks, self._totals, event.usage
         now_ns = tasks.now_ns
         if len(run.members) == 1:
@@ -153,8 +157,7 @@ class EventHandlers:
 
     def _on_failed(self, event: TaskFailed) -> None:
         run = self._parts.run_of(event.task_id, event.lane_id, TaskFailed)
-        self._quarantine.lane_kept(run.model)
-        self._board.vacate(run, self._tasks.now_ns)
+        self._gave_way(run)
         if self._split(run, TaskFailed):
             return
         outcome = Failed(event.reason, event.message)
@@ -164,8 +167,7 @@ class EventHandlers:
 
     def _on_overran(self, event: TaskOverran) -> None:
         run = self._parts.run_of(event.task_id, event.lane_id, TaskOverran)
-        self._quarantine.lane_kept(run.model)
-        self._board.vacate(run, self._tasks.now_ns)
+        self._gave_way(run)
         if self._split(run, TaskOverran):
             return
         record = run.members[0]
@@ -182,6 +184,12 @@ class EventHandlers:
             self._tasks.step(record, TaskOverran)
             record.alone = record.retried = True
             record.reserve_all(budget_bytes)
+
+    def _gave_way(self, run: Run) -> None:
+        """Note that the run ended without an output, and that its lane is idle."""
+        self._quarantine.lane_kept(run.model)
+        self._recycling.ran(run.lane_id, len(run.members))
+        self._board.vacate(run, self._tasks.now_ns)
 
     def _split(self, run: Run, cause: Cause) -> bool:
         """Have each member run by itself if there are several: only one need be at fault."""
@@ -252,6 +260,10 @@ class EventHandlers:
     def _on_lane_measured(self, event: LaneMeasured) -> None:
         self._own_lanes.require(event.lane_id)
         self._recycling.measured(event.lane_id, event.held_bytes)
+
+    def _on_lane_replaced(self, event: LaneReplaced) -> None:
+        self._own_lanes.require(event.lane_id)
+        self._recycling.restarted(event.lane_id)
 
     def _on_lane_seen(self, event: LaneSeen) -> None:
         run = self._board.busy.get(event.lane_id)

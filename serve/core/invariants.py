@@ -60,7 +60,7 @@ def _lanes(scheduler: Scheduler) -> None:
     )
     recycling = scheduler.parts.recycling
     left = recycling.over & board.idle
-    _require(not left or recycling.busy, "an idle lane that holds too much is started anew")
+    _require(not left or recycling.busy, "an idle lane over its limits is started anew")
     members: list[Record] = []
     for lane_id, run in board.busy.items():
         _require(run.lane_id == lane_id and bool(run.members), f"lane {lane_id} is held")

@@ -35,6 +35,8 @@ class DeviceFacts:
     slowdown: tuple[float, ...] = NO_SLOWDOWN
     #: What a lane may hold between runs beyond what it needs to serve; None: anything.
     lane_limit_bytes: Bytes | None = None
+    #: Requests that the process of a lane runs before it is started anew; None: any number.
+    lane_requests: int | None = None
     #: Whether long runs can be kept off a part of it, see ``rules.reserved``.
     has_reserved_part: bool = False
 
@@ -44,8 +46,10 @@ class DeviceFacts:
             raise ValueError(f"budget {self.budget_bytes} bytes must be at least 0")
         if not self.lane_ids or len(set(self.lane_ids)) != len(self.lane_ids):
             raise ValueError(f"at least one lane and no id twice, got {self.lane_ids}")
-        if self.parallelism is not None and self.parallelism < 1:
-            raise ValueError(f"parallelism {self.parallelism} must be at least 1")
+        for name in ("parallelism", "lane_requests"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} {value} must be at least 1")
 
     @property
     def slots(self) -> int:

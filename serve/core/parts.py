@@ -66,7 +66,7 @@ def make_parts(params: SchedulerParams, totals: Totals) -> SchedulerParts:
     totals.add_board(board)
     tasks = Tasks(backlog, plan, totals)
     planner = Planner(params, policy, discipline, window, backlog, board, tasks, totals.quarantine)
-    recycling = Recycling(params.device.lane_limit_bytes)
+    recycling = Recycling(params.device.lane_limit_bytes, params.device.lane_requests)
     reserved = ReservedPart(is_there=params.device.has_reserved_part)
     watch = Watch(board, params.run_limit_ns)
     own_lanes = OwnLanes(board, params.device.lane_ids, recycling)

@@ -6,7 +6,7 @@ Does not cover how these change: see ``events``, ``commands`` and ``scheduler``.
 
 from collections.abc import Sequence
 from enum import Enum
-from typing import NewType, Protocol
+from typing import Literal, NewType, Protocol
 
 import msgspec
 
@@ -298,6 +298,10 @@ class LaneState(Enum):
     IDLE = "idle"
     #: Somebody else stopped its process.
     STOPPED = "stopped"
+
+
+#: Why a lane is started anew: what it holds between runs, or how many requests it has run.
+RecycleReason = Literal["memory", "requests"]
 
 
 class LaneLook(msgspec.Struct, frozen=True):

@@ -38,8 +38,8 @@ class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     lane_restarts: int
     #: True when the system does not keep models from all that they should not do.
     unconfined: bool = False
-    #: Those restarts whose reason was that the lane held too much memory between runs.
-    lanes_recycled: int = 0
+    #: Those restarts that were for the memory that a lane held or the requests that it had run.
+    lanes_recycled: dict[str, int] = {}
     #: Changes of settings that all models share, which lanes have restored, by model.
     settings_restored: dict[str, int] = {}
     #: Private memory of each lane's process.
@@ -223,13 +223,16 @@ class EngineState(Collector):
         for model, count in now.settings_restored.items():
             restored.add_metric([model], count)
         yield restored
+        recycled = CounterMetricFamily(
+            "gnnserve_lanes_recycled",
+            "Restarts of lanes for the memory that they held, or the requests that they had run",
+            labels=("reason",),
+        )
+        for reason, count in now.lanes_recycled.items():
+            recycled.add_metric([reason], count)
+        yield recycled
         for name, help_text, value in (
             ("lane_restarts", "Restarts of lanes, for any reason", now.lane_restarts),
-            (
-                "lanes_recycled",
-                "Restarts of lanes that held too much memory between runs",
-                now.lanes_recycled,
-            ),
             ("report_rows_dropped", "Records that the database could not take", now.rows_dropped),
         ):
             yield CounterMetricFamily(f"gnnserve_{name}", help_text, value=value)

@@ -66,7 +66,7 @@ class CommandTable:
             ReleaseTask: self._release,
             AddLane: lambda command: pool.add_lane(command.lane_id, command.domain),
             RemoveLane: lambda command: lanes.remove(command.lane_id),
-            RecycleLane: lambda command: lanes.recycle(command.lane_id),
+            RecycleLane: lambda command: lanes.recycle(command.lane_id, command.reason),
             QuarantineModel: lambda command: lanes.quarantined(command.model, command.reason),
             **dict.fromkeys(get_args(JobCommand), self._of_job),
         }

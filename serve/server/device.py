@@ -59,6 +59,8 @@ class Device:
     keep_bytes: int = 0
     #: Memory that a lane's process may hold between runs beyond its models before it is recycled.
     lane_limit_bytes: int | None = None
+    #: Requests after which a lane's process is recycled.
+    lane_requests: int | None = None
     #: Places of the devices whose lanes are threads; empty when each lane is a process.
     places: tuple[DevicePlace, ...] = ()
 
@@ -119,6 +121,7 @@ def find_device(
         can_suspend=True,
         keep_bytes=keep_bytes,
         lane_limit_bytes=config.max_lane_memory_bytes or keep_bytes + held_bytes,
+        lane_requests=config.max_lane_requests,
     )
 
 

@@ -30,7 +30,7 @@ def take_snapshot(parts: EngineParts, rows_dropped: int) -> EngineSnapshot:
             },
             lane_restarts=pool.restarts,
             unconfined=bool(pool.unconfined),
-            lanes_recycled=driver.lanes.recycled,
+            lanes_recycled={str(why): n for why, n in driver.lanes.recycled.items()},
             settings_restored=dict(driver.lanes.restored),
             lane_bytes=lane_bytes,
             memory_bytes=tuple(

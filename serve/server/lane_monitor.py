@@ -5,6 +5,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 from serve.core.events import (
     Event,
@@ -12,11 +13,12 @@ from serve.core.events import (
     LaneMeasured,
     LaneReady,
     LaneRemoved,
+    LaneReplaced,
     TaskFailed,
     TaskFinished,
     TaskOverran,
 )
-from serve.core.types import Bytes, FailReason, LaneId, TaskId
+from serve.core.types import Bytes, FailReason, LaneId, RecycleReason, TaskId
 from serve.ipc.messages import (
     HotSetHeld,
     LaneHolds,
@@ -77,8 +79,8 @@ class LaneMonitor:
         #: Model that each lane ran last, and memory that it held by its last word: for the log.
         self._last_model: dict[LaneId, str] = {}
         self._held_bytes: dict[LaneId, int] = {}
-        #: Lanes restarted because they held too much memory.
-        self.recycled = 0
+        #: Lanes restarted for what they held or had run, by reason.
+        self.recycled: dict[RecycleReason, int] = dict.fromkeys(get_args(RecycleReason), 0)
         #: Runs and loads, by model, that changed settings which all models of a lane share.
         self.restored: Counter[str] = Counter()
 
@@ -129,14 +131,17 @@ class LaneMonitor:
         self._pool.remove_lane(lane_id)
         self._models.lane_lost(lane_id)
 
-    def recycle(self, lane_id: LaneId) -> None:
-        """Restart an idle lane that holds too much memory. Under the lock."""
-        self.recycled += 1
-        _log.warning(
-            "lane %d is restarted: it holds %d MiB between runs (device.max_lane_memory); "
-            "the last was of model %s",
-            lane_id, self._held_bytes.get(lane_id, 0) >> 20, self._last_model.get(lane_id, "?"),
-        )  # fmt: skip
+    def recycle(self, lane_id: LaneId, reason: RecycleReason) -> None:
+        """Restart an idle lane for what it holds or has run. Under the lock."""
+        self.recycled[reason] += 1
+        if reason == "requests":
+            _log.info("lane %d is restarted: it has run device.max_lane_requests", lane_id)
+        else:
+            _log.warning(
+                "lane %d is restarted: it holds %d MiB between runs (device.max_lane_memory); "
+                "the last was of model %s",
+                lane_id, self._held_bytes.get(lane_id, 0) >> 20, self._last_model.get(lane_id, "?"),
+            )  # fmt: skip
         self._pool.recycle(lane_id)
 
     def quarantined(self, model: str, reason: str) -> None:
@@ -213,7 +218,7 @@ class LaneMonitor:
             keys = successors.take_over(lane_id)
         if keys is not None:
             self._held_bytes.pop(lane_id, None)
-            carry_out(LaneMeasured(lane_id, Bytes(0)))
+            carry_out(LaneReplaced(lane_id))
         self._models.taken_over(lane_id, keys)
 
     def _restored(self, key: str, changed: str) -> None:

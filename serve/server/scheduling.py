@@ -27,6 +27,7 @@ def scheduler_params(
             can_suspend=device.can_suspend,
             launch_ns=LAUNCH_NS,
             lane_limit_bytes=limit_bytes,
+            lane_requests=device.lane_requests,
             has_reserved_part=any(place.reserved_sms for place in device.places),
         )
         for lane_ids in lane_ids_by_device

@@ -143,6 +143,7 @@ def test_a_launch_at_once_is_the_launch_that_planning_would_come_to(seed):
             slowdown=rng.choice([(1.0,), (1.0, 1.3)]),
             devices=rng.choice([1, 1, 2]),
             lane_limit=rng.choice([None, 10]),
+            lane_requests=rng.choice([None, None, 1, 4]),
             max_queue=rng.choice([2, 12]),
             prepare_ahead=rng.choice([None, 0, 1]),
             patience=3,

@@ -133,9 +133,9 @@ def test_an_id_is_free_once_nothing_is_left_of_the_lane():
 
 def test_a_lane_that_starts_anew_is_removed_and_holds_up_no_other():
     made = world(lane_limit=10)
-    assert RecycleLane(OWN) in made.measure(OWN, 11)
+    assert RecycleLane(OWN, "memory") in made.measure(OWN, 11)
     assert made.close("own") == [OWN]
-    assert made.measure(SHARED, 11) == [RecycleLane(SHARED)]
+    assert made.measure(SHARED, 11) == [RecycleLane(SHARED, "memory")]
 
 
 def test_a_domain_whose_task_waits_cannot_be_closed():

@@ -55,6 +55,7 @@ class History(RuleBasedStateMachine):
         devices=st.sampled_from([1, 1, 2, 3]),
         slowdown=st.sampled_from(SLOWDOWNS),
         lane_limit=st.sampled_from([None, 10]),
+        lane_requests=st.sampled_from([None, 1, 4]),
         own=st.booleans(),
     )
     def start(
@@ -70,6 +71,7 @@ class History(RuleBasedStateMachine):
         devices,
         slowdown,
         lane_limit,
+        lane_requests,
         own,
     ):
         found = params(
@@ -84,6 +86,7 @@ class History(RuleBasedStateMachine):
             slowdown=slowdown,
             devices=devices,
             lane_limit=lane_limit,
+            lane_requests=lane_requests,
             max_queue=12,
             prepare_ahead=prepare_ahead,
             horizon=horizon,
@@ -279,6 +282,12 @@ class History(RuleBasedStateMachine):
     @rule(data=st.data(), held=st.integers(0, 30))
     def lane_measured(self, data, held):
         self.world.measure(data.draw(st.sampled_from(sorted(self.world.lanes_up))), held)
+
+    @precondition(lambda self: self.world.lanes_up - self.world.on_lane.keys())
+    @rule(data=st.data())
+    def lane_replaced(self, data):
+        idle = self.world.lanes_up - self.world.on_lane.keys()
+        self.world.replace(data.draw(st.sampled_from(sorted(idle))))
 
     @precondition(lambda self: self.world.lanes_up < self.world.device_of.keys())
     @rule()

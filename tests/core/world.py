@@ -25,6 +25,7 @@ from serve.core.events import (
     LaneMeasured,
     LaneReady,
     LaneRemoved,
+    LaneReplaced,
     ModelUnloaded,
     TaskArrived,
     TaskFinished,
@@ -77,6 +78,8 @@ class World:
         self.splits = {}
         #: Of the lanes that were measured since they started, what they hold.
         self.lane_holds = {}
+        #: Requests that ended on each lane since it started.
+        self.lane_ran = Counter()
         #: What each launch was given.
         self.held = {}
         #: By device.
@@ -131,6 +134,7 @@ class World:
         """The lane delivers `event`, by default that its task finished."""
         task_id = self.on_lane.pop(lane_id)
         members = self.members.pop(task_id)
+        self.lane_ran[lane_id] += len(members)
         self.stopped.discard(lane_id)
         self.stopping.discard(task_id)
         if len(members) > 1 and event is not None:
@@ -159,10 +163,19 @@ class World:
         self.lane_holds[lane_id] = held_bytes
         return self.tell(LaneMeasured(lane_id, held_bytes))
 
+    def replace(self, lane_id):
+        """Another process, with the same models, takes the place of the lane's."""
+        self._new_process(lane_id)
+        return self.tell(LaneReplaced(lane_id))
+
+    def _new_process(self, lane_id):
+        self.lane_holds.pop(lane_id, None)
+        self.lane_ran.pop(lane_id, None)
+
     def lane_lost(self, lane_id, *others):
         for lost in (lane_id, *others):
             self.lanes_up.discard(lost)
-            self.lane_holds.pop(lost, None)
+            self._new_process(lost)
             self.stopped.discard(lost)
             task_id = self.on_lane.pop(lost, None)
             if task_id is not None:
@@ -209,8 +222,12 @@ class World:
     def _obey(self, command):
         if isinstance(command, RecycleLane):
             assert command.lane_id not in self.on_lane, "recycled while it runs something"
-            limit = self.params.device.lane_limit_bytes
-            assert self.lane_holds.pop(command.lane_id) > limit
+            device = self.params.device
+            if command.reason == "memory":
+                assert self.lane_holds[command.lane_id] > device.lane_limit_bytes
+            else:
+                assert self.lane_ran[command.lane_id] >= device.lane_requests
+            self._new_process(command.lane_id)
             self.lanes_up.remove(command.lane_id)
             return
         if isinstance(command, AddLane):
@@ -222,7 +239,7 @@ class World:
             assert command.lane_id not in self.on_lane, "removed while it runs something"
             del self.device_of[command.lane_id], self.domain_of[command.lane_id]
             self.lanes_up.discard(command.lane_id)
-            self.lane_holds.pop(command.lane_id, None)
+            self._new_process(command.lane_id)
             self.removed.add(command.lane_id)
             return
         if isinstance(command, QuarantineModel):
@@ -340,7 +357,9 @@ class World:
         for _ in range(20 * len(self.tasks) + 20):
             if self.released == self.tasks.keys():
                 break
-            if self.preparing:
+            if down := self.device_of.keys() - self.lanes_up:
+                self.lane_ready(min(down))
+            elif self.preparing:
                 self.prepare(min(self.preparing))
             elif self.on_lane:
                 self.end(min(self.on_lane.keys() - self.stopped))

@@ -154,7 +154,10 @@ FIRING = {
         ('gnnserve_memory_reserved_bytes{instance="a"}', "99x40"),
         ('gnnserve_memory_budget_bytes{instance="a"}', "100x40"),
     ],
-    "GnnserveLeak": [('gnnserve_lanes_recycled_total{instance="a"}', "0x20 1x20")],
+    "GnnserveLeak": [
+        ('gnnserve_lanes_recycled_total{instance="a",reason="memory"}', "0x20 1x20"),
+        ('gnnserve_lanes_recycled_total{instance="a",reason="requests"}', "0+1x40"),
+    ],
     "GnnserveUnderestimates": [('gnnserve_memory_underestimates_total{instance="a"}', "0x20 1x20")],
     "GnnserveRowsLost": [('gnnserve_report_rows_dropped_total{instance="a"}', "0x20 1x20")],
 }

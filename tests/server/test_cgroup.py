@@ -255,6 +255,7 @@ def test_a_quota_of_all_cores_is_none(tmp_path, monkeypatch):
 
 def test_what_the_configuration_says_is_kept(tmp_path, monkeypatch):
     root = limited(tmp_path, "200000 100000", 4 * GIB)
-    found = device(root, monkeypatch, lanes=3, memory_budget="6 GiB")
+    found = device(root, monkeypatch, lanes=3, memory_budget="6 GiB", max_lane_requests=7)
+    assert found.lane_requests == 7
     assert (len(found.lane_cores), found.parallelism) == (3, 2)
     assert found.budget_bytes + 3 * found.keep_bytes == 6 * GIB

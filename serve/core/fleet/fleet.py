@@ -29,6 +29,7 @@ from serve.core.events import (
     LaneLost,
     LaneMeasured,
     LaneReady,
+    LaneReplaced,
     LimitsChanged,
     ModelUnloaded,
     SlowdownChanged,
@@ -168,7 +169,12 @@ class Fleet:
                 return [self._mover.soonest(task.reserve_bytes)]
             case TasksArrived(tasks):
                 return [self._mover.soonest(max(task.reserve_bytes for task in tasks))]
-            case LaneReady(lane_id) | LaneLost(lane_id) | LaneMeasured(lane_id):
+            case (
+                LaneReady(lane_id)
+                | LaneLost(lane_id)
+                | LaneMeasured(lane_id)
+                | LaneReplaced(lane_id)
+            ):
                 return [self._device_of(lane_id)]
             case BudgetChanged(budget_bytes, device_id):
                 view = self._views[device_id]
