@@ -7,10 +7,15 @@ beside ``serve._core``, or in the folder of this package in a checkout that was 
 
 import ctypes
 import importlib.util
+from array import array
 from pathlib import Path
+from typing import TypeAlias
 
 DEVICE_LIBRARY = "libgnnserve_device.so"
 CUDA_LIBRARY = "libgnnserve_cuda.so"
+
+#: Of each copy, where it goes, where it comes from, and its bytes; of type "Q".
+CopyList: TypeAlias = "array[int]"
 
 #: Threads of a gather. Each has 16 bytes in flight, 256 KiB in all: about twice the amount that
 #: keeps the bus busy. The rest of the device stays free for other lanes.
@@ -67,6 +72,14 @@ class CudaLibrary:
         self._partition.argtypes = [code, code, address, number, number]
         self._partition_stream = library.gnnserve_cuda_partition_stream
         self._partition_stream.argtypes = [ctypes.c_uint64, address]
+        self._route = library.gnnserve_cuda_route
+        self._route.argtypes = [code, pointer, pointer, address]
+        self._upload = library.gnnserve_cuda_upload
+        self._upload.argtypes = [pointer, pointer, code, pointer, size]
+        self._download = library.gnnserve_cuda_download
+        self._download.argtypes = [pointer, pointer, pointer, size]
+        self._finish = library.gnnserve_cuda_finish
+        self._finish.argtypes = [pointer, pointer]
         self._gather = library.gnnserve_cuda_gather
         self._gather.argtypes = [
             pointer, pointer, size, size, pointer, pointer, pointer, code, size, pointer,
@@ -114,6 +127,33 @@ class CudaLibrary:
     def forget(self, replay: int) -> None:
         """Free the result of ``end_capture``."""
         self._check(self._forget(replay), "cudaGraphExecDestroy")
+
+    def route(self, device: int, up: int, down: int) -> int:
+        """Return a lane's way to the device and back, over these two streams for copies."""
+        made = ctypes.c_uint64()
+        self._check(self._route(device, up, down, ctypes.byref(made)), "cudaEventCreate")
+        return made.value
+
+    def upload(self, route: int, stream: int, copies: CopyList, *, behind: bool) -> None:
+        """Start copies to the device; what is launched on the stream afterwards waits for them.
+
+        With `behind`, they wait for what was launched on it before.
+        """
+        self._check(
+            self._upload(route, stream, behind, copies.buffer_info()[0], len(copies) // 3),
+            "cudaMemcpyAsync to the device",
+        )
+
+    def download(self, route: int, stream: int, copies: CopyList) -> None:
+        """Copy to the host what is computed on the stream; returns when all of it is there."""
+        self._check(
+            self._download(route, stream, copies.buffer_info()[0], len(copies) // 3),
+            "cudaMemcpyAsync from the device",
+        )
+
+    def finish(self, route: int, stream: int) -> None:
+        """Wait for everything on the stream and on those of the route."""
+        self._check(self._finish(route, stream), "cudaEventSynchronize")
 
     def partition(self, device: int, reserved_sms: int) -> tuple[int, int, int]:
         """See ``lane.cuda.partition.PartitionCalls``."""

@@ -85,10 +85,10 @@ def captured(lane: Lane) -> float:
         place = torch.zeros(1, device=queue.device)
         queue.finish()
         run = queue.capture(lambda: place * 2)
-        queue.fill({"x": place}, {"x": torch.full((1,), 3.0)})
+        queue.fill([(torch.full((1,), 3.0), place)])
         run.launch()
         answer = queue.landing(run.output)
-        queue.download(run.output, answer)
+        queue.download([(run.output, answer)])
         run.forget()
     return float(answer)
 

@@ -149,13 +149,13 @@ class Rig:
 
         Raises RuntimeError when they cannot be reserved.
         """
-        if self.copies is None:
+        if self.copies is None or self.library is None:
             return HostQueue(bounded=reserved_sms > 0)
-        if self.library is None or not reserved_sms:
-            return CudaQueue(self.device, self.copies)
-        partition = Partition.open(self.library, 0, reserved_sms)
-        if partition is None:
-            raise RuntimeError(f"{reserved_sms} multiprocessors cannot be reserved")
+        partition = None
+        if reserved_sms:
+            partition = Partition.open(self.library, 0, reserved_sms)
+            if partition is None:
+                raise RuntimeError(f"{reserved_sms} multiprocessors cannot be reserved")
         return CudaQueue(self.device, self.copies, Pinned(self.library), partition)
 
     def memory(self) -> LaneMemory | None:

@@ -85,7 +85,7 @@ class Lane:
                     placed = self.queue.upload(inputs)
                     output = model(placed["x"], placed["edge_index"]).contiguous()
                     place = self._place(output)
-                    self.queue.download(output, place)
+                    self.queue.download([(output, place)])
                     del placed, output
             except BaseException:
                 # The device may still use what the task had; its own error is the one to tell.

@@ -2,9 +2,10 @@
 
     python -m bench.gpu.launching [--quick] [--dry]
 
-It is the processor time of the thread that launches, and of nothing that waits for the device: that
-is waited for between rounds. The run is a GCN of 8 × 256 on `csr`, whose operators are also told
-together. With `--dry` launches do nothing: a library of empty functions, which `cc` compiles,
+It is the processor time of the thread that launches, which waits for the device between rounds. The
+run is a GCN of 8 × 256 on `csr`, whose operators are also told together. A task is what a lane does
+for a request: copies up, the run, the copy back and the wait for it; the kernels are launched or
+replayed. With `--dry` launches do nothing: a library of empty functions, which `cc` compiles,
 stands in for CUDA's. Needs the extension, msgspec and safetensors.
 """
 
@@ -21,8 +22,11 @@ import torch
 
 from bench.gpu.kit import MODELS, Result, Rig, graph, run, spread
 from bench.kit.architectures import wrap
+from serve.lane.cuda.buckets import bucket
+from serve.lane.cuda.capturing import Recorder
 from serve.lane.cuda.graph_kernels import OPERATORS, graph_kernels, simulated_kernels
 from serve.lane.executors import with_executor
+from serve.lane.models.loader import LoadedModel
 
 WIDTH, LAYERS, HEADS = 256, 8, 4
 NODES, EDGES = 100, 1_000
@@ -45,7 +49,30 @@ def body(result: Result, arguments: argparse.Namespace) -> None:
         ways["the whole run"] = partial(csr.run, inputs)
     with torch.inference_mode():
         found = {name: host_us(rig, work, rounds) for name, work in ways.items()}
+        if not rig.dry:
+            found |= rig.lanes(1)[0].call(of_tasks, rig, csr, rounds)
     result.put("host_us", {name: spread(times, 2) for name, times in found.items()})
+
+
+def of_tasks(rig: Rig, model: LoadedModel, rounds: int) -> dict[str, list[float]]:
+    """Return ``host_us`` of a lane's task, launched and replayed; in the lane's thread."""
+    lane = rig.lanes(1)[0]
+    inputs = lane.queue.stage(graph(NODES, EDGES, WIDTH))
+    recorder = Recorder(lane.queue, None)
+    shapes = [("x", "float32", (NODES, WIDTH)), ("edge_index", "int64", (2, EDGES))]
+    captured = recorder.capture(model, bucket(shapes, (NODES, EDGES)))
+    answer = lane.queue.landing(torch.empty(NODES, WIDTH))
+
+    def launched() -> None:
+        with lane.queue.running():
+            lane.queue.download([(model.run(lane.queue.upload(inputs)), answer)])
+
+    replayed = partial(recorder.replay, captured, inputs, NODES)
+    ways: dict[str, Callable[[], object]] = {
+        "a task, launched": launched, "a task, replayed": replayed,
+    }  # fmt: skip
+    with torch.inference_mode():
+        return {name: host_us(rig, work, rounds) for name, work in ways.items()}
 
 
 def idle_kernels() -> dict[str, Any]:

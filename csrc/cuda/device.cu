@@ -5,20 +5,11 @@
 
 #include <cstdint>
 
+#include "errors.cuh"
 // The gather has a file of its own, so that tests can run it on the host.
 #include "gather.cuh"
 
-namespace {
-
-// Clears the error, so that the next call that reads the last error does not find it.
-int told(cudaError_t error) {
-    if (error != cudaSuccess) {
-        (void)cudaGetLastError();
-    }
-    return error;
-}
-
-}  // namespace
+using gnnserve::told;
 
 GNNSERVE_EXPORT const char* gnnserve_cuda_error(int code) {
     return cudaGetErrorString(static_cast<cudaError_t>(code));

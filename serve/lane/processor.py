@@ -5,8 +5,6 @@ import logging
 import signal
 import socket
 
-import torch
-
 from serve.ipc.messages import (
     LaneHolds,
     LoadModel,
@@ -105,7 +103,8 @@ class ProcessorPlace:
             outputs = run_model(task, graphs, model, wanted_of(task, graphs, model))
             if meter is not None:
                 peak, held = meter.peak_bytes() - base_bytes, meter.held_peak_bytes()
-            self._tensors.store(outputs, task, _copy)
+            for output, place in self._tensors.places(outputs, task):
+                place.copy_(output)
         except Stopped:
             raise
         except BaseException as error:
@@ -189,7 +188,3 @@ class ProcessorPlace:
     ) -> Replaying:
         """See ``Place``; a processor launches nothing that could be replayed."""
         return Replaying()
-
-
-def _copy(output: torch.Tensor, place: torch.Tensor) -> object:
-    return place.copy_(output)

@@ -2,7 +2,7 @@
 
 import logging
 import mmap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -23,9 +23,6 @@ _TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in 
 
 #: Linux's flag for a mapping whose copies count only once they are made.
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
-
-#: Copies an output to the tensor that the client reads.
-Copy = Callable[[torch.Tensor, torch.Tensor], object]
 
 
 class PoolTensors:
@@ -65,30 +62,31 @@ class PoolTensors:
         view = mmap.mmap(self._pool_fd, size_bytes, flags, access, offset=first)
         return {ref.name: _tensor(view, ref, ref.offset_bytes - first) for ref in part.inputs}
 
-    def store(self, outputs: "RunOutputs", task: RunTask, copy: Copy) -> None:
-        """Copy the outputs of each part to their places; raises ServeError when one does not fit.
+    def places(
+        self, outputs: "RunOutputs", task: RunTask
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return the outputs of each part, each with its place.
 
-        Those that a model declares have the shapes of their places.
+        Raises ServeError when one does not fit. Those that a model declares have the shapes of
+        their places.
         """
+        pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
         for found, part in zip(outputs.parts, task.parts, strict=True):
             if part.outputs:
-                for output, ref in zip(found, part.outputs, strict=True):
-                    if output.numel():
-                        copy(output, self.of(ref))
+                pairs += zip(found, map(self.of, part.outputs), strict=True)
             else:
-                self.store_rows(found[0], part, copy)
+                pairs.append((found[0], self.place_of_rows(found[0], part)))
+        return pairs
 
-    def store_rows(self, output: torch.Tensor, part: Part, copy: Copy) -> None:
-        """Copy the only output of a part likewise."""
-        size_bytes = output.numel() * output.element_size()
-        if size_bytes > part.output_capacity_bytes:
+    def place_of_rows(self, output: torch.Tensor, part: Part) -> torch.Tensor:
+        """Return the place of a part's only output likewise."""
+        if output.nbytes > part.output_capacity_bytes:
             raise ServeError(
-                f"the output has shape {tuple(output.shape)}, {size_bytes} bytes; "
+                f"the output has shape {tuple(output.shape)}, {output.nbytes} bytes; "
                 f"{part.output_capacity_bytes} were expected for a graph of this size"
             )
-        if size_bytes:
-            place = TensorRef("output", "float32", tuple(output.shape), part.output_offset_bytes)
-            copy(output, self.of(place))
+        shape = tuple(output.shape)
+        return self.of(TensorRef("output", "float32", shape, part.output_offset_bytes))
 
 
 def _tensor(memory: mmap.mmap, ref: TensorRef, offset_bytes: int) -> torch.Tensor:
@@ -120,11 +118,6 @@ class RunOutputs:
     #: What ``TaskDone`` tells of them.
     rows: tuple[int, ...]
     columns: int
-
-    @property
-    def is_empty(self) -> bool:
-        """True when there is nothing to copy."""
-        return not any(output.numel() for outputs in self.parts for output in outputs)
 
 
 def wanted_of(task: RunTask, graphs: Sequence[dict[str, torch.Tensor]], model: HeldModel) -> Wanted:

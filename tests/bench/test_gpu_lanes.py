@@ -21,6 +21,7 @@ from serve.lane.cuda.cuda_queue import Copies
 from serve.lane.cuda.queues import HostQueue
 from serve.lane.cuda.streams import StreamKind
 from tests.gpu import equality
+from tests.lane.cuda.test_queues import Library
 
 WORKSPACE_BYTES = 32 << 20
 
@@ -197,20 +198,13 @@ def streams(monkeypatch):
         given[priority] += 1
         return SimpleNamespace(cuda_stream=100 * (1 - priority) + given[priority] % 32)
 
-    @contextmanager
-    def nothing(_):
-        yield
-
-    event = SimpleNamespace(record=lambda _: None, synchronize=lambda: None)
-    fake = SimpleNamespace(Stream=stream, Event=lambda blocking=False: event)
+    fake = SimpleNamespace(Stream=stream, current_stream=lambda _: None, set_stream=lambda _: None)
     monkeypatch.setattr(cuda_queue, "_cuda", fake)
-    for name in ("stream", "device"):
-        monkeypatch.setattr(torch.cuda, name, nothing)
 
 
 def test_lanes_share_no_stream_with_each_other_or_the_copies(streams):
     here = torch.device("cpu")
-    rig = Rig(True, 1, copies=Copies(here), device=here)
+    rig = Rig(True, 1, Library(), copies=Copies(here), device=here)
     lanes = rig.lanes(9)
     for count in (2, 9, 4, 8) * 3:
         assert rig.lanes(count) == lanes[:count]

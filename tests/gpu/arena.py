@@ -107,7 +107,7 @@ def body(result: Result, arguments: argparse.Namespace) -> None:
             with queue.running(), torch.inference_mode():
                 placed = queue.upload(inputs)
                 place = torch.empty(500, 8)
-                queue.download(model(placed["x"], placed["edge_index"]), place)
+                queue.download([(model(placed["x"], placed["edge_index"]), place)])
                 del placed
             lane.clear()
 

@@ -43,14 +43,15 @@ class Watched(HostQueue):
             self._note(tensor)
         return super().upload(tensors)
 
-    def fill(self, places, tensors):
-        for name in places:
-            self._note(tensors[name])
-        super().fill(places, tensors)
+    def fill(self, pairs):
+        for tensor, _ in pairs:
+            self._note(tensor)
+        super().fill(pairs)
 
-    def download(self, output, place):
-        self._note(place)
-        super().download(output, place)
+    def download(self, pairs):
+        for _, place in pairs:
+            self._note(place)
+        super().download(pairs)
 
 
 class Timed(Processor):

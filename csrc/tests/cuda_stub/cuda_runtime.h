@@ -4,12 +4,22 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <utility>
+#include <vector>
 
-enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorUnknown = 999 };
+enum cudaError_t {
+    cudaSuccess = 0,
+    cudaErrorInvalidValue = 1,
+    cudaErrorNotReady = 600,
+    cudaErrorUnknown = 999
+};
+enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2 };
 enum { cudaHostRegisterPortable = 1, cudaStreamCaptureModeThreadLocal = 1 };
+enum { cudaEventDisableTiming = 2, cudaEventBlockingSync = 1 };
 using cudaStream_t = struct StubStream*;
+using cudaEvent_t = struct StubEvent*;
 using cudaGraph_t = struct StubGraph*;
 using cudaGraphExec_t = struct StubGraphExec*;
 
@@ -19,6 +29,14 @@ namespace cuda_stub {
 inline std::string fails;
 inline cudaError_t last_error = cudaSuccess;
 inline int device = 0;
+// Calls on streams and events, in order, and how often an event is not ready when asked.
+inline std::vector<std::string> said;
+inline int not_ready = 0;
+// The addresses of streams and events are small numbers.
+inline std::string number(const void* address) {
+    return std::to_string(reinterpret_cast<std::uintptr_t>(address));
+}
+inline std::uintptr_t events = 0;
 
 inline cudaError_t end_of(const char* call) {
     if (fails != call) {
@@ -63,4 +81,35 @@ inline cudaError_t cudaGraphLaunch(cudaGraphExec_t, cudaStream_t) {
 }
 inline cudaError_t cudaGraphExecDestroy(cudaGraphExec_t) {
     return cuda_stub::end_of("cudaGraphExecDestroy");
+}
+inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+    *event = reinterpret_cast<cudaEvent_t>(++cuda_stub::events);
+    return cuda_stub::end_of("cudaEventCreateWithFlags");
+}
+inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+    cuda_stub::said.push_back("s" + cuda_stub::number(stream) + " records e" +
+                              cuda_stub::number(event));
+    return cuda_stub::end_of("cudaEventRecord");
+}
+inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+    cuda_stub::said.push_back("s" + cuda_stub::number(stream) + " waits for e" +
+                              cuda_stub::number(event));
+    return cuda_stub::end_of("cudaStreamWaitEvent");
+}
+inline cudaError_t cudaEventQuery(cudaEvent_t) {
+    if (cuda_stub::not_ready > 0) {
+        --cuda_stub::not_ready;
+        return cuda_stub::last_error = cudaErrorNotReady;
+    }
+    return cuda_stub::end_of("cudaEventQuery");
+}
+inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+    cuda_stub::said.push_back("host waits for e" + cuda_stub::number(event));
+    return cuda_stub::end_of("cudaEventSynchronize");
+}
+inline cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind,
+                                   cudaStream_t stream) {
+    cuda_stub::said.push_back("s" + cuda_stub::number(stream) + " copies " + std::to_string(bytes));
+    std::memcpy(to, from, bytes);
+    return cuda_stub::end_of("cudaMemcpyAsync");
 }

@@ -66,15 +66,11 @@ def fill(
         for name in places.keys() & part.keys():
             value, (per, axis) = part[name], INPUTS[name].per
             place = places[name].narrow(axis, first[per], value.shape[axis])
-            # A copy to a place with gaps would go through another tensor.
+            # A place with gaps is filled row by row.
             whole = place.is_contiguous()
-            copies += [(place, value)] if whole else zip(place, value, strict=True)
+            copies += [(value, place)] if whole else zip(value, place, strict=True)
         firsts.append((first["N"] + nodes, first["E"] + edges))
-    names = [str(number) for number in range(len(copies))]
-    queue.fill(
-        dict(zip(names, (place for place, _ in copies), strict=True)),
-        dict(zip(names, (value for _, value in copies), strict=True)),
-    )
+    queue.fill(copies)
     edge_index = places["edge_index"]
     for (first_node, first_edge), (_, edges) in zip(firsts[1:], counts[1:], strict=False):
         edge_index.narrow(1, first_edge, edges).add_(first_node)

@@ -86,8 +86,9 @@ class Recorder:
             output = run.captured.output[:rows]
             place = self._queue.landing(output)
             if output.numel():
-                self._queue.download(output, place)
-            self._queue.finish()
+                self._queue.download([(output, place)])
+            else:
+                self._queue.finish()
         return place
 
 

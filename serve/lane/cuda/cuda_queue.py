@@ -1,6 +1,7 @@
 """The queue of a lane on a GPU: its streams, and the memory that its copies start from."""
 
 import threading
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -8,10 +9,10 @@ from typing import Any
 import torch
 
 from serve.lane.cuda.partition import Partition
-from serve.lane.cuda.queues import HotRows
+from serve.lane.cuda.queues import HotRows, Pairs
 from serve.lane.cuda.replays import Captured
 from serve.lane.cuda.streams import StreamKind
-from serve.native_cuda import CudaError, CudaLibrary
+from serve.native_cuda import CopyList, CudaError, CudaLibrary
 
 #: Any, as torch does not annotate its streams and events.
 _cuda: Any = torch.cuda
@@ -89,13 +90,15 @@ class CudaQueue:
         self,
         device: torch.device,
         copies: Copies,
-        pinned: Pinned | None = None,
+        pinned: Pinned,
         partition: Partition | None = None,
     ) -> None:
         """With a `partition` it has a stream for bounded runs, too."""
         self.device = device
-        self._copies = copies
         self._pinned = pinned
+        self._library = pinned.library
+        up, down = copies.up.cuda_stream, copies.down.cuda_stream
+        self._route = self._library.route(device.index or 0, up, down)
         #: The run has uploaded something, and may have launched kernels since.
         self._begun = False
         # Held for good: torch hands out the same 32 streams again and again.
@@ -107,58 +110,43 @@ class CudaQueue:
             bounded = _cuda.ExternalStream(partition.new_stream(), device)
             self._streams[StreamKind.BOUNDED] = bounded
         self.kinds: Sequence[StreamKind] = tuple(self._streams)
-        self._current = self._streams[StreamKind.ORDINARY]
-
-    @property
-    def stream(self) -> int:
-        """CUDA's handle of the stream in use."""
-        handle: int = self._current.cuda_stream
-        return handle
+        #: The stream in use, as CUDA knows it.
+        self.stream: int = self._streams[StreamKind.ORDINARY].cuda_stream
 
     @contextmanager
     def running(self, kind: StreamKind = StreamKind.ORDINARY) -> Iterator[None]:
-        """See ``Queue``."""
-        self._current, self._begun = self._streams[kind], False
-        with torch.cuda.device(self.device), torch.cuda.stream(self._current):
+        """See ``Queue``. The device is the thread's current one."""
+        stream = self._streams[kind]
+        self.stream, self._begun = stream.cuda_stream, False
+        before = _cuda.current_stream(self.device)
+        _cuda.set_stream(stream)
+        try:
             yield
+        finally:
+            _cuda.set_stream(before)
 
     def upload(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """See ``Queue``."""
-        with self._going_up():
-            return {
-                name: tensor.to(self.device, non_blocking=True) for name, tensor in tensors.items()
-            }
+        sources = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        placed = {
+            name: torch.empty_like(tensor, device=self.device) for name, tensor in sources.items()
+        }
+        self.fill([(tensor, placed[name]) for name, tensor in sources.items()])
+        return placed
 
-    def fill(self, places: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> None:
-        """See ``Queue``. The run that read the previous content was waited for."""
-        with self._going_up():
-            for name, place in places.items():
-                place.copy_(tensors[name], non_blocking=True)
-
-    @contextmanager
-    def _going_up(self) -> Iterator[None]:
-        """Copy on the upload stream while open; kernels launched afterwards wait for the copies.
+    def fill(self, pairs: Pairs) -> None:
+        """See ``Queue``. The run that read the previous content was waited for.
 
         The allocator reuses memory as soon as the host frees it, and the host is ahead of the
         device. A copy could therefore overwrite memory that kernels launched before still use. The
         last run's kernels were waited for; this run's are waited for here.
         """
-        if self._begun:
-            launched = _cuda.Event()
-            launched.record(self._current)
-            self._copies.up.wait_event(launched)
+        self._library.upload(self._route, self.stream, _copies(pairs), behind=self._begun)
         self._begun = True
-        with torch.cuda.stream(self._copies.up):
-            yield
-            copied = _cuda.Event()
-            copied.record(self._copies.up)
-        self._current.wait_event(copied)
 
     def capture(self, work: Callable[[], torch.Tensor]) -> Captured:
         """See ``Queue``."""
-        if self._pinned is None:
-            raise CudaError("there is no library to capture with")
-        library, stream = self._pinned.library, self.stream
+        library, stream = self._library, self.stream
         library.capture(stream)
         try:
             output = work()
@@ -178,13 +166,13 @@ class CudaQueue:
         placed: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See ``Queue``. The host gathers rows of memory that is not pinned."""
-        seen = None if self._pinned is None else self._pinned.seen(table)
-        if self._pinned is None or seen is None:
+        seen = self._pinned.seen(table)
+        if seen is None:
             return self.upload({"rows": torch.index_select(table, 0, ids)})["rows"]
         if placed is None:
             placed = self.upload({"ids": ids})["ids"]
         out = torch.empty(len(ids), table.shape[1], dtype=table.dtype, device=self.device)
-        self._pinned.library.gather(
+        self._library.gather(
             seen, placed.data_ptr(), len(ids), table.shape[1] * table.element_size(),
             out.data_ptr(), stream=self.stream,
             hot=0 if hot is None else hot.rows.data_ptr(),
@@ -192,15 +180,15 @@ class CudaQueue:
         )  # fmt: skip
         return out
 
-    def download(self, output: torch.Tensor, place: torch.Tensor) -> None:
+    def download(self, pairs: Pairs) -> None:
         """See ``Queue``."""
-        computed, copied = _cuda.Event(), _cuda.Event(blocking=True)
-        computed.record(self._current)
-        self._copies.down.wait_event(computed)
-        with torch.cuda.stream(self._copies.down):
-            place.copy_(output, non_blocking=True)
-            copied.record(self._copies.down)
-        copied.synchronize()
+        found = []
+        for output, place in pairs:
+            if output.device.type == self.device.type:
+                found.append((output.contiguous(), place))
+            else:
+                place.copy_(output)  # the model has computed it on the processor
+        self._library.download(self._route, self.stream, _copies(found))
 
     def stage(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """See ``Queue``."""
@@ -212,7 +200,19 @@ class CudaQueue:
 
     def finish(self) -> None:
         """See ``Queue``."""
-        for stream in (self._copies.up, self._current, self._copies.down):
-            ended = _cuda.Event(blocking=True)
-            ended.record(stream)
-            ended.synchronize()
+        self._library.finish(self._route, self.stream)
+
+
+def _copies(pairs: Pairs) -> CopyList:
+    """Return the copies of the first of each pair to the second.
+
+    Raises ValueError where their sizes differ.
+    """
+    copies = array("Q")
+    for tensor, place in pairs:
+        size_bytes = tensor.nbytes
+        if place.nbytes != size_bytes:
+            raise ValueError(f"a tensor of {size_bytes} bytes has a place of {place.nbytes}")
+        if size_bytes:
+            copies.extend((place.data_ptr(), tensor.data_ptr(), size_bytes))
+    return copies

@@ -155,9 +155,7 @@ class CudaPlace:
                     if gather is not None:
                         graph["x"] = self._gathered(gather, graph, until_end)
                 outputs = run_model(task, placed, model, wanted)
-                self._tensors.store(outputs, task, self._queue.download)
-                if outputs.is_empty:
-                    self._queue.finish()
+                self._queue.download(self._tensors.places(outputs, task))
         except BaseException as error:
             self._end_or_leave(task, error)
             if self._stop_word.asked(task.task_id):

@@ -84,17 +84,16 @@ class PlacedModel(LoadedModel):
         forward: Callable[[Mapping[str, torch.Tensor]], tuple[torch.Tensor, ...]],
     ) -> tuple[torch.Tensor, ...]:
         """Return what `forward` returns of the inputs on the device, on the host."""
-        places = []
         with self.queue.running(self.kind):
             try:
                 here = {n: t for n, t in inputs.items() if t.device.type == "cpu"}
-                for output in forward({**inputs, **self.queue.upload(here)}):
-                    places.append(self.queue.landing(output))
-                    if output.numel():
-                        self.queue.download(output, places[-1])
-            finally:
+                outputs = forward({**inputs, **self.queue.upload(here)})
+                places = tuple(map(self.queue.landing, outputs))
+                self.queue.download(list(zip(outputs, places, strict=True)))
+            except BaseException:
                 self.queue.finish()
-        return tuple(places)
+                raise
+        return places
 
 
 class ArenaSite:

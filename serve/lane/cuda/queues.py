@@ -14,6 +14,9 @@ import torch
 from serve.lane.cuda.replays import Captured
 from serve.lane.cuda.streams import UNPARTITIONED, StreamKind
 
+#: Tensors and where their content goes.
+Pairs = Sequence[tuple[torch.Tensor, torch.Tensor]]
+
 
 @dataclass(frozen=True, slots=True)
 class HotRows:
@@ -44,8 +47,11 @@ class Queue(Protocol):
         """
         ...
 
-    def fill(self, places: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> None:
-        """Copy `tensors` by name to `places` on the device, which no run reads now."""
+    def fill(self, pairs: Pairs) -> None:
+        """Copy the first of each pair to the second, a place on the device that no run reads now.
+
+        Both are contiguous and of one dtype.
+        """
         ...
 
     def capture(self, work: Callable[[], torch.Tensor]) -> Captured:
@@ -72,8 +78,11 @@ class Queue(Protocol):
         """
         ...
 
-    def download(self, output: torch.Tensor, place: torch.Tensor) -> None:
-        """Wait for `output` and copy it to `place` in host memory; returns when it is there."""
+    def download(self, pairs: Pairs) -> None:
+        """Copy the first of each pair, computed on the device, to the second in host memory.
+
+        Returns when all is computed and copied. Places are contiguous.
+        """
         ...
 
     def stage(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -107,10 +116,10 @@ class HostQueue:
         """See ``Queue``."""
         return {name: tensor.clone() for name, tensor in tensors.items()}
 
-    def fill(self, places: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> None:
+    def fill(self, pairs: Pairs) -> None:
         """See ``Queue``."""
-        for name, place in places.items():
-            place.copy_(tensors[name])
+        for tensor, place in pairs:
+            place.copy_(tensor)
 
     def capture(self, work: Callable[[], torch.Tensor]) -> Captured:
         """See ``Queue``; `work` runs at once, and again at each launch, into the same tensor."""
@@ -132,9 +141,10 @@ class HostQueue:
             out[there] = hot.rows[slots[there]]
         return out
 
-    def download(self, output: torch.Tensor, place: torch.Tensor) -> None:
+    def download(self, pairs: Pairs) -> None:
         """See ``Queue``."""
-        place.copy_(output)
+        for output, place in pairs:
+            place.copy_(output)
 
     def stage(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """See ``Queue``."""

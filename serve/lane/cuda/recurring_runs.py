@@ -87,12 +87,13 @@ class RecurringRuns:
                 fill(self._queue, run.inputs, graphs, counts)
                 self._gather(task, run, begin_gather)
                 run.captured.launch()
-                for part, answer in zip(
-                    task.parts, torch.split(output[: sum(rows)], list(rows)), strict=True
-                ):
-                    self._tensors.store_rows(answer, part, self._queue.download)
-                if not sum(rows) * columns:
-                    self._queue.finish()
+                answers = torch.split(output[: sum(rows)], list(rows))
+                self._queue.download(
+                    [
+                        (answer, self._tensors.place_of_rows(answer, part))
+                        for answer, part in zip(answers, task.parts, strict=True)
+                    ]
+                )
         except CudaError as error:
             self._end_failed(task, error)
             self.replays.give_up(shape, error)

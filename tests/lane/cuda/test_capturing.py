@@ -117,7 +117,7 @@ def test_what_cannot_be_captured_is_not_raced(model, caplog):
 
 def test_a_capture_that_gives_other_answers_is_not_used(model, caplog):
     class Stale(HostQueue):
-        def fill(self, places, tensors):
+        def fill(self, pairs):
             """As if the model had read its inputs when it was captured."""
 
     found = replay_most(model, probe_signature(model), Recorder(Stale(), None), Timed())

@@ -34,8 +34,9 @@ class Cuda:
         monkeypatch.setattr(kernels, "UNAVAILABLE", "there is no CUDA here")
         monkeypatch.setattr(torch.cuda, "set_device", self._use)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "H")
-        stream = SimpleNamespace(Stream=lambda device, priority=0: None)
-        monkeypatch.setattr(cuda_queue, "_cuda", stream)
+        stream = SimpleNamespace(cuda_stream=1)
+        streams = SimpleNamespace(Stream=lambda device, priority=0: stream)
+        monkeypatch.setattr(cuda_queue, "_cuda", streams)
 
     def _use(self, device):
         self.device_of[threading.current_thread().name] = device
@@ -47,6 +48,10 @@ class Cuda:
     def register(self, address, size_bytes, device):
         self.pinned.append((size_bytes, device))
         return address
+
+    def route(self, device, up, down):
+        assert device == 1
+        return 7
 
 
 @pytest.fixture

@@ -5,12 +5,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from serve.lane.cuda.cuda_queue import Copies, CudaQueue
+from serve.lane.cuda.cuda_queue import Copies, CudaQueue, Pinned
 from serve.lane.cuda.partition import Partition
 from serve.lane.cuda.queues import HostQueue
 from serve.lane.cuda.streams import UNPARTITIONED, StreamKind
 from serve.native_cuda import CudaError
 from tests.lane.cuda.test_queues import cuda as cuda
+from tests.lane.cuda.test_queues import library as library
 from tests.lane.cuda.test_recurring_runs import ARGS, RECUR, Rig
 from tests.written_models import written_gcn
 
@@ -44,11 +45,11 @@ def test_nothing_is_reserved_where_nothing_is_asked_or_the_driver_cannot(caplog)
     assert "no multiprocessors are reserved for short runs: a green context" in caplog.text
 
 
-def test_bounded_runs_have_a_stream_of_the_partition(cuda):
-    cuda.ExternalStream = lambda handle, device: SimpleNamespace(name="b", cuda_stream=handle)
-    device, calls = torch.device("cpu"), Calls()
+def test_bounded_runs_have_a_stream_of_the_partition(cuda, library):
+    cuda.ExternalStream = lambda handle, device: SimpleNamespace(cuda_stream=handle)
+    device, calls, pinned = torch.device("cpu"), Calls(), Pinned(library)
     partition = Partition.open(calls, 1, 8)
-    queues = [CudaQueue(device, Copies(device), partition=partition) for _ in range(2)]
+    queues = [CudaQueue(device, Copies(device), pinned, partition) for _ in range(2)]
     assert calls.streams == [4712, 4712]
     for number, queue in enumerate(queues, 1):
         assert queue.kinds == tuple(StreamKind)
@@ -56,7 +57,7 @@ def test_bounded_runs_have_a_stream_of_the_partition(cuda):
             assert queue.stream == 900 + number
         with queue.running():
             assert queue.stream < 900
-    assert CudaQueue(device, Copies(device)).kinds == UNPARTITIONED
+    assert CudaQueue(device, Copies(device), pinned).kinds == UNPARTITIONED
 
 
 @pytest.fixture(scope="module")
