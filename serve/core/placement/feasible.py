@@ -3,6 +3,10 @@
 Tasks of equal demand are alike, so a placement is how many of each kind are on each machine. For
 one machine after the other, all counts that can be placed so far are kept, but for those that
 others exceed.
+
+Copies of one thing are on different machines. Things of equal demand and as many copies are alike
+too: a machine takes at most one copy of each, and those first of which most copies are missing.
+Then counts can be placed if and only if their sum is right (Gale and Ryser).
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,28 +25,42 @@ def first_placement(job: DistributedJob, rng: Random | None = None) -> Assignmen
 
     Raises ConfigError when there is none. Without `rng` machines are filled in their own order.
     """
-    kinds: dict[tuple[float, ...], list[int]] = {}
-    for task in job.movable:
-        kinds.setdefault(job.whole_demand(task), []).append(task)
-    demands, members = list(kinds), list(kinds.values())
+    kinds = _kinds(job)
+    demands = [demand for demand, _ in kinds]
+    members = list(kinds.values())
+    need = tuple(sum(map(len, things)) for things in members)
+    together = tuple(map(len, members))
     order = list(range(len(job.machines)))
     if rng is not None:
         rng.shuffle(order)
     free = _free(job)
-    counts = _counts(demands, tuple(map(len, members)), [free[machine] for machine in order])
+    counts = _counts(demands, need, together, [free[machine] for machine in order])
     if counts is None:
         raise ConfigError(
             f"{len(job.machines)} machines cannot hold {len(job.movable)} tasks beside what is "
             f"fixed on them; of {', '.join(job.resources)}"
         )
-    waiting = [iter(one) for one in members]
     places = {
-        next(waiting[kind]): machine
+        things.pop(): machine
         for machine, row in zip(order, counts, strict=False)
         for kind, count in enumerate(row)
-        for _ in range(count)
+        for things in sorted(members[kind], key=len, reverse=True)[:count]
     }
     return job.assigned(places)
+
+
+def _kinds(job: DistributedJob) -> dict[tuple[tuple[float, ...], int], list[list[int]]]:
+    """Return the tasks by demand and number of copies: a list of tasks for each thing."""
+    kinds: dict[tuple[tuple[float, ...], int], list[list[int]]] = {}
+    things = {
+        task: [task] if what is None else list(job.copies[what])
+        for task in job.movable
+        for what in [job.tasks[task].copy_of]
+    }
+    for task, copies in things.items():
+        if task == copies[0]:
+            kinds.setdefault((job.whole_demand(task), len(copies)), []).append(copies)
+    return kinds
 
 
 def _free(job: DistributedJob) -> list[list[float]]:
@@ -59,17 +77,24 @@ def _free(job: DistributedJob) -> list[list[float]]:
 
 
 def _counts(
-    demands: Sequence[Sequence[float]], need: Counts, free: Sequence[Sequence[float]]
+    demands: Sequence[Sequence[float]],
+    need: Counts,
+    together: Counts,
+    free: Sequence[Sequence[float]],
 ) -> list[Counts] | None:
-    """Return how many of each kind go to each machine, until none is left; None for never."""
+    """Return how many of each kind go to each machine, until none is left; None for never.
+
+    No machine gets more than `together` of a kind.
+    """
     known: dict[Counts, list[Counts]] = {(0,) * len(need): []}
     for left in free:
         reached: dict[Counts, list[Counts]] = {}
         for placed, rows in known.items():
             missing = tuple(a - b for a, b in zip(need, placed, strict=True))
-            if _holds(left, demands, missing):
+            wanted = tuple(map(min, missing, together))
+            if wanted == missing and _holds(left, demands, missing):
                 return [*rows, missing]
-            for more in _most(left, demands, missing):
+            for more in _most(left, demands, wanted):
                 sums = tuple(a + b for a, b in zip(placed, more, strict=True))
                 reached.setdefault(sums, [*rows, more])
         known = _undominated(reached)

@@ -59,6 +59,8 @@ class JobTask:
     fixed: int | None = None
     #: The task on whose machine it is; None for any.
     beside: int | None = None
+    #: What it is a copy of, by any number: copies of one thing are on different machines.
+    copy_of: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,8 @@ class DistributedJob:
             raise ConfigError(f"task '{task.name}': demands and run times must be at least 0")
         if task.beside is not None and self.tasks[task.beside].beside is not None:
             raise ConfigError(f"task '{task.name}' is beside a task that is beside another")
+        if task.copy_of is not None and (task.fixed, task.beside) != (None, None):
+            raise ConfigError(f"task '{task.name}' is a copy, so that its machine must be open")
 
     def _named(self, link: JobLink) -> str:
         return f"{self.tasks[link.source].name} → {self.tasks[link.target].name}"
@@ -166,6 +170,22 @@ class DistributedJob:
             if task.beside is not None:
                 found[task.beside].append(number)
         return tuple(map(tuple, found))
+
+    @cached_property
+    def copies(self) -> dict[int, tuple[int, ...]]:
+        """The tasks that are copies, by what of."""
+        found: dict[int, list[int]] = {}
+        for number, task in enumerate(self.tasks):
+            if task.copy_of is not None:
+                found.setdefault(task.copy_of, []).append(number)
+        return {what: tuple(numbers) for what, numbers in found.items()}
+
+    def has_copy(self, assignment: Assignment, task: int, machine: int) -> bool:
+        """Return True when another copy of what `task` is a copy of is on the machine."""
+        what = self.tasks[task].copy_of
+        if what is None:
+            return False
+        return any(assignment[one] == machine for one in self.copies[what] if one != task)
 
     def assigned(self, machine_of: dict[int, int]) -> Assignment:
         """Return the assignment in which the movable tasks are where `machine_of` says."""

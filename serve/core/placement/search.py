@@ -183,7 +183,7 @@ class _Walk:
 
     def _may_hold(self, task: int, machine: int) -> bool:
         """Return True for a machine, not the task's own, that holds it within the tolerance."""
-        if self.assignment[task] == machine:
+        if self.assignment[task] == machine or self._job.has_copy(self.assignment, task, machine):
             return False
         demand = self._job.whole_demand(task)
         taken = [a + b for a, b in zip(self._loads[machine], demand, strict=True)]

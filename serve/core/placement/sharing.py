@@ -27,6 +27,8 @@ class ActiveFlow:
     rate: float = 0.0
     #: Of the agenda, when it ends at this rate.
     entry: int = 0
+    #: When what waits for it should be answered.
+    due_s: float = float("inf")
 
     def count(self, now_s: float) -> None:
         """Bring what is left up to now."""
@@ -129,6 +131,24 @@ def least_left(flows: Sequence[ActiveFlow], machines: Sequence[JobMachine]) -> l
     return rates
 
 
+def due_first(flows: Sequence[ActiveFlow], machines: Sequence[JobMachine]) -> list[float]:
+    """Give each flow what ``equal`` gives it, and what is left to that which is due first.
+
+    Then to the next: no flow could get more unless another got less.
+    """
+    rates = equal(flows, machines)
+    left = {end: _bytes_s(machines, end) for flow in flows for end in _ends(flow)}
+    for flow, rate in zip(flows, rates, strict=True):
+        for end in _ends(flow):
+            left[end] -= rate
+    for number in sorted(range(len(flows)), key=lambda one: (flows[one].due_s, flows[one].ready)):
+        more = max(0.0, min(left[end] for end in _ends(flows[number])))
+        rates[number] += more
+        for end in _ends(flows[number]):
+            left[end] -= more
+    return rates
+
+
 def coflow(flows: Sequence[ActiveFlow], machines: Sequence[JobMachine]) -> list[float]:
     """Share each interface by weights: the inverse of the time of a flow if its coflow were alone.
 
@@ -158,4 +178,5 @@ SHARINGS: dict[str, Sharing] = {
     "fifo": fifo,
     "least_left": least_left,
     "coflow": coflow,
+    "due_first": due_first,
 }

@@ -4,6 +4,8 @@ from itertools import product
 from random import Random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from serve.core.placement.feasible import first_placement
 from serve.core.placement.job import DistributedJob, JobMachine, JobRole, JobTask
@@ -28,11 +30,17 @@ def tight_job(rng):
     return DistributedJob(("memory", "cores"), machines, tasks, ())
 
 
+def allowed(job, assignment):
+    """Whether a placement keeps the capacities, and copies on different machines."""
+    apart = not any(job.has_copy(assignment, task, assignment[task]) for task in job.movable)
+    return apart and job.excess(assignment) == 0
+
+
 def any_placement(job):
-    """Whether one of all placements keeps the capacities."""
+    """Whether one of all placements is allowed."""
     choices = product(range(len(job.machines)), repeat=len(job.movable))
     return any(
-        job.excess(job.assigned(dict(zip(job.movable, places, strict=True)))) == 0
+        allowed(job, job.assigned(dict(zip(job.movable, places, strict=True))))
         for places in choices
     )
 
@@ -53,6 +61,36 @@ def test_it_finds_one_if_and_only_if_trying_all_does():
         else:
             with pytest.raises(ConfigError):
                 first_placement(job, rng)
+
+
+@st.composite
+def copied_jobs(draw):
+    """Up to four machines, graphs whose parts have copies, and a few tasks beside them."""
+    machines = draw(st.integers(1, 4))
+    capacities = draw(st.lists(st.integers(0, 6), min_size=machines, max_size=machines))
+    made = []
+    for _ in range(draw(st.integers(1, 2))):
+        demand, copies = draw(st.integers(0, 3)), draw(st.integers(1, 3))
+        parts = draw(st.integers(1, 3))
+        made += [(demand, len(made) + part) for part in range(parts) for _ in range(copies)]
+    made += [(draw(st.integers(0, 3)), None) for _ in range(draw(st.integers(0, 2)))]
+    tasks = tuple(
+        JobTask(f"t{number}", JobRole.STORE, (float(demand),), (0.0,) * machines, copy_of=what)
+        for number, (demand, what) in enumerate(made[:6])
+    )
+    hosts = tuple(JobMachine(f"m{n}", (float(has),), 1, 1) for n, has in enumerate(capacities))
+    return DistributedJob(("memory",), hosts, tasks, ())
+
+
+@settings(max_examples=150, deadline=None)
+@given(copied_jobs(), st.randoms(use_true_random=False))
+def test_copies_are_placed_apart_if_and_only_if_trying_all_does(job, rng):
+    try:
+        assignment = first_placement(job, rng)
+    except ConfigError:
+        assert not any_placement(job)
+    else:
+        assert allowed(job, assignment)
 
 
 def test_a_kind_may_be_left_out_of_a_machine():

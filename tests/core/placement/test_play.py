@@ -4,6 +4,8 @@ from collections import defaultdict
 from random import Random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from serve.core.placement.critical import (
     competitive_ratio,
@@ -22,7 +24,7 @@ from serve.core.placement.job import (
     mean_volumes,
 )
 from serve.core.placement.play import played
-from serve.core.placement.sharing import SHARINGS, equal, max_min
+from serve.core.placement.sharing import SHARINGS, ActiveFlow, due_first, equal, max_min
 from tests.core.placement.made_up import random_assignment, random_job
 
 #: Times are sums of fractions.
@@ -175,3 +177,45 @@ def test_the_settled_path_is_that_of_all_iterations():
 def test_the_same_is_played_the_same():
     for job, where, volumes in instances(20, "same"):
         assert played(job, where, volumes) == played(job, where, volumes)
+
+
+@st.composite
+def active_flows(draw):
+    """Machines and flows between them, each with a due time."""
+    rate = st.floats(0.5, 100)
+    machines = [JobMachine(f"m{n}", (), draw(rate), draw(rate)) for n in range(4)]
+    ends = st.tuples(st.integers(0, 3), st.integers(0, 3)).filter(lambda pair: pair[0] != pair[1])
+    flows = [
+        ActiveFlow(n, 0, *draw(ends), (n, 0), 1.0, (0.0, n), 0.0, 0.0, due_s=draw(st.floats(0, 9)))
+        for n in range(draw(st.integers(1, 9)))
+    ]
+    return flows, machines
+
+
+@given(active_flows())
+def test_by_due_time_no_flow_gets_less_than_the_papers_rate_and_no_interface_sends_more(given):
+    flows, machines = given
+    rates = due_first(flows, machines)
+    for rate, least in zip(rates, equal(flows, machines), strict=True):
+        assert rate * CLOSE >= least
+    out = [sum(r for r, f in zip(rates, flows, strict=True) if f.source == m) for m in range(4)]
+    into = [sum(r for r, f in zip(rates, flows, strict=True) if f.target == m) for m in range(4)]
+    full = [
+        (out[m] >= one.out_bytes_s / CLOSE, into[m] >= one.in_bytes_s / CLOSE)
+        for m, one in enumerate(machines)
+    ]
+    for m, one in enumerate(machines):
+        assert out[m] <= one.out_bytes_s * CLOSE
+        assert into[m] <= one.in_bytes_s * CLOSE
+    # Nothing is left that a flow could use.
+    assert all(full[flow.source][0] or full[flow.target][1] for flow in flows)
+
+
+def test_what_is_left_goes_to_the_flow_that_is_due_first():
+    # Two flows from a fast machine, one of them to a slow one.
+    machines = [JobMachine(f"m{n}", (), rate, rate) for n, rate in enumerate((10.0, 1.0, 10.0))]
+    flows = [
+        ActiveFlow(n, 0, 0, target, (n, 0), 1.0, (0.0, n), 0.0, 0.0, due_s=due_s)
+        for n, (target, due_s) in enumerate([(1, 1.0), (2, 3.0), (2, 2.0)])
+    ]
+    assert due_first(flows, machines) == pytest.approx([1.0, 10 / 3, 17 / 3])
