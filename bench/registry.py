@@ -63,6 +63,8 @@ SECTIONS: dict[str, tuple[Entry, ...]] = {
               "papers.cognn_costs", "papers.md"),
         Entry("What do the DGTP paper's placement and sharing of the network save?",
               "papers.dgtp", "papers.md"),
+        Entry("What does placing stores, samplers and lanes gain beside servers that are alike?",
+              "papers.dgtp_serving", "papers.md"),
     ),
     "Cluster: many machines": (
         Entry("How many requests meet their target by each way to spread them over machines?",

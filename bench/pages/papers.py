@@ -244,6 +244,15 @@ def clusters() -> str:
     })  # fmt: skip
 
 
+def placed_serving() -> str:
+    """Return what placing stores, samplers and lanes gains."""
+    return flat(read_result("dgtp_serving")["rows"], {
+        "case": "{case}", "load carried, mean": "{mean:.2f} ×",
+        "least to most": "{least:.2f} to {most:.2f} ×", "by pairs": "{by_pairs:.2f} ×",
+        "rank correlation, mean": "{order:.2f}", "least": "{least_order:.2f}",
+    })  # fmt: skip
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "gnnsched worst": worst,
     "gnnsched headlines": headlines,
@@ -260,4 +269,5 @@ TABLES: dict[str, Callable[[], str]] = {
     "cognn costs": queue_costs,
     "dgtp testbeds": testbeds,
     "dgtp clusters": clusters,
+    "dgtp serving": placed_serving,
 }

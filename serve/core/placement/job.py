@@ -22,7 +22,7 @@ _ROUNDING = 1e-9
 
 
 class JobRole(StrEnum):
-    """What a task of a training job does."""
+    """What a task does: of a training job, or, as stores, samplers and lanes, for requests."""
 
     STORE = "store"
     SAMPLER = "sampler"
@@ -31,6 +31,8 @@ class JobRole(StrEnum):
     SERVER = "server"
     #: One step of a ring AllReduce, on the machine of its worker.
     REDUCER = "reducer"
+    #: Runs the model for one request at a time.
+    LANE = "lane"
 
 
 @dataclass(frozen=True, slots=True)

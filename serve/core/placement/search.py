@@ -5,7 +5,8 @@ through placements that take more than there is. Those of low cost that fit are 
 the shortest run is the result.
 """
 
-from collections.abc import Callable
+import heapq
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import exp
 from random import Random
@@ -21,6 +22,7 @@ from serve.core.placement.feasible import first_placement
 from serve.core.placement.job import (
     Assignment,
     DistributedJob,
+    JobRole,
     drawn_volumes,
     fits,
     mean_volumes,
@@ -117,7 +119,7 @@ def search(
     best, best_s, shortest_s = first, first_s, walk.cost_s
     accepted, run_count, seen = 0, 1, {first}
     for _ in range(params.steps):
-        if walk.step(rng):
+        if walk.step(rng, job.movable):
             accepted += 1
             where, cost_s = walk.assignment, walk.cost_s
             if walk.excess == 0 and cost_s < (1 + params.margin) * shortest_s:
@@ -130,6 +132,30 @@ def search(
                 seen.add(where)
         visit(walk.assignment)
     return FoundPlacement(best, best_s, first, first_s, run_count, accepted)
+
+
+def cheapest(
+    job: DistributedJob,
+    cost: Callable[[Assignment], float],
+    params: SearchParams,
+    first: Assignment,
+    count: int,
+) -> list[Assignment]:
+    """Return up to `count` placements that fit, those that cost least of all that the search meets.
+
+    `cost` is above 0, in any unit. Tasks of each role are moved as often, however many there are.
+    """
+    rng = Random(params.seed)
+    walk = _Walk(job, params, first, cost)
+    by_role: dict[JobRole, list[int]] = {}
+    for task in job.movable:
+        by_role.setdefault(job.tasks[task].role, []).append(task)
+    roles = list(by_role.values())
+    found = {first: walk.cost_s} if walk.excess == 0 else {}
+    for _ in range(params.steps):
+        if walk.step(rng, rng.choice(roles)) and walk.excess == 0:
+            found[walk.assignment] = walk.cost_s
+    return heapq.nsmallest(count, found, key=lambda one: (found[one], one))
 
 
 class _Walk:
@@ -154,15 +180,15 @@ class _Walk:
         self._loads = job.loads(first)
         self._known: dict[Assignment, tuple[float, float]] = {first: (self.cost_s, self.excess)}
 
-    def step(self, rng: Random) -> bool:
+    def step(self, rng: Random, movable: Sequence[int]) -> bool:
         """Propose to move a task to another machine that may hold it; returns True when it moved.
 
         From either of two placements the other is proposed as often.
         """
         job, here = self._job, self.assignment
-        if not job.movable:
+        if not movable:
             return False
-        task = rng.choice(job.movable)
+        task = rng.choice(movable)
         others = [machine for machine in range(len(job.machines)) if self._may_hold(task, machine)]
         if not others:
             return False

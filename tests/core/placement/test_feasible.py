@@ -82,7 +82,7 @@ def copied_jobs(draw):
     return DistributedJob(("memory",), hosts, tasks, ())
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(copied_jobs(), st.randoms(use_true_random=False))
 def test_copies_are_placed_apart_if_and_only_if_trying_all_does(job, rng):
     try:
