@@ -17,8 +17,9 @@ CUDA_LIBRARY = "libgnnserve_cuda.so"
 #: Of each copy, where it goes, where it comes from, and its bytes; of type "Q".
 CopyList: TypeAlias = "array[int]"
 
-#: Threads of a gather. Each has 16 bytes in flight, 256 KiB in all: about twice the amount that
-#: keeps the bus busy. The rest of the device stays free for other lanes.
+#: Threads of a gather where ``serve.lane.cuda.gather_threads`` has measured none. Each has 16 bytes
+#: in flight, 256 KiB in all: about twice the amount that keeps the bus busy. The rest of the device
+#: stays free for other lanes.
 GATHER_THREADS = 1 << 14
 
 

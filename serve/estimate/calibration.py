@@ -210,6 +210,8 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     busy_share: float = 0.0
     #: A captured run may serve all graphs that are no larger than its own.
     replay_any_size: bool = False
+    #: Threads of a GPU that gather a sample's features; 0: not measured.
+    gather_threads: int = 0
 
     def rough(self) -> "Calibration":
         """Return what is promised after a short calibration: times that rarely are too low.

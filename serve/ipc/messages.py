@@ -51,6 +51,8 @@ class LoadModel(Message, frozen=True, tag=True, array_like=True):
     #: See ``Calibration.replay_most`` and ``Calibration.replay_any_size``.
     replay_most: int = 0
     replay_any_size: bool = False
+    #: See ``Calibration.gather_threads``.
+    gather_threads: int = 0
 
 
 class UnloadModel(Message, frozen=True, tag=True, array_like=True):

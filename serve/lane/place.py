@@ -97,3 +97,7 @@ class Place(Protocol):
     ) -> Replaying:
         """Measure what replaying captured runs gains. `trial` is used up: see ``load_to_try``."""
         ...
+
+    def gather_threads(self, signature: Signature) -> int:
+        """Return ``Calibration.gather_threads`` of a model."""
+        ...

@@ -188,3 +188,7 @@ class ProcessorPlace:
     ) -> Replaying:
         """See ``Place``; a processor launches nothing that could be replayed."""
         return Replaying()
+
+    def gather_threads(self, signature: Signature) -> int:
+        """See ``Place``; a processor gathers with the lane's own threads."""
+        return 0

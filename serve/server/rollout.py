@@ -237,6 +237,7 @@ class ModelRollout:
         message = LoadModel(
             f"{content} {executor}", spec, signature, executor, content=content,
             replay_most=calibration.replay_most, replay_any_size=calibration.replay_any_size,
+            gather_threads=calibration.gather_threads,
         )  # fmt: skip
         if executor in PACKAGED:
             message = msgspec.structs.replace(

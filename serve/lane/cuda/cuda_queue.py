@@ -12,7 +12,7 @@ from serve.lane.cuda.partition import Partition
 from serve.lane.cuda.queues import HotRows, Pairs
 from serve.lane.cuda.replays import Captured
 from serve.lane.cuda.streams import StreamKind
-from serve.native_cuda import CopyList, CudaError, CudaLibrary
+from serve.native_cuda import GATHER_THREADS, CopyList, CudaError, CudaLibrary
 
 #: Any, as torch does not annotate its streams and events.
 _cuda: Any = torch.cuda
@@ -164,6 +164,7 @@ class CudaQueue:
         hot: HotRows | None = None,
         *,
         placed: torch.Tensor | None = None,
+        threads: int = GATHER_THREADS,
     ) -> torch.Tensor:
         """See ``Queue``. The host gathers rows of memory that is not pinned."""
         seen = self._pinned.seen(table)
@@ -174,7 +175,7 @@ class CudaQueue:
         out = torch.empty(len(ids), table.shape[1], dtype=table.dtype, device=self.device)
         self._library.gather(
             seen, placed.data_ptr(), len(ids), table.shape[1] * table.element_size(),
-            out.data_ptr(), stream=self.stream,
+            out.data_ptr(), stream=self.stream, most_threads=threads,
             hot=0 if hot is None else hot.rows.data_ptr(),
             slot_of=0 if hot is None else hot.slot_of.data_ptr(),
         )  # fmt: skip

@@ -56,6 +56,8 @@ class CudaDevice:
     warming: threading.Lock = field(default_factory=threading.Lock)
     models: "SharedModels" = field(default_factory=lambda: SharedModels())
     urgency: "Urgency" = field(default_factory=lambda: Urgency())
+    #: Host memory that the device reads; None where the processor stands in for it.
+    pinned: Pinned | None = None
 
     @classmethod
     def open(cls, setup: LaneSetup, pool: mmap.mmap) -> "CudaDevice":
@@ -98,7 +100,7 @@ class CudaDevice:
             return CudaQueue(device, copies, pinned, partition)
 
         hot = HotKeeper(tables, open_queue)
-        return cls(device, arena, open_queue, tables, hot, place)
+        return cls(device, arena, open_queue, tables, hot, place, pinned=pinned)
 
     def unplanned_bytes(self) -> int:
         """Return the memory held for good beyond what was planned, weights and hot sets.

@@ -32,6 +32,7 @@ from serve.lane.channel import LaneChannel
 from serve.lane.cuda.arena import ALIGNMENT_BYTES
 from serve.lane.cuda.capturing import replay_most
 from serve.lane.cuda.device import CudaDevice
+from serve.lane.cuda.gather_threads import find_threads
 from serve.lane.cuda.placed_model import ArenaSite, PlacedModel, load_on
 from serve.lane.cuda.recurring_runs import RecurringRuns
 from serve.lane.cuda.streams import StreamKind
@@ -47,6 +48,7 @@ from serve.lane.task import PoolTensors, failed, run_model, stopped, wanted_of
 from serve.lane.warm_up import warm_up
 from serve.models.model_signature import Signature
 from serve.models.repository import ModelSpec
+from serve.native_cuda import GATHER_THREADS
 
 _log = logging.getLogger(__name__)
 
@@ -76,6 +78,8 @@ class CudaPlace:
         #: ``MemoryTaken`` as reported last.
         self._unplanned_bytes: int | None = None if device.arena else 0
         self._models: dict[str, LoadedModel] = {}
+        #: ``Calibration.gather_threads`` of each model for which it was measured.
+        self._gather_threads: dict[str, int] = {}
         self._warm_libraries()
         if device.place.replay_bytes:
             held = None if device.arena is None else device.arena.add_lane()
@@ -141,7 +145,7 @@ class CudaPlace:
             # Told by the inputs here: reading those on the device would wait for it.
             wanted = wanted_of(task, graphs, model)
             if self._recurring is not None:
-                begin_gather = partial(self._begin_gather, until_end)
+                begin_gather = partial(self._begin_gather, task.key, until_end)
                 done = self._recurring.replayed(task, graphs, wanted.shapes, begin_gather, kind)
                 if done is not None:
                     return done
@@ -153,7 +157,7 @@ class CudaPlace:
                 ]
                 for graph, gather in zip(placed, gathers, strict=True):
                     if gather is not None:
-                        graph["x"] = self._gathered(gather, graph, until_end)
+                        graph["x"] = self._gathered(task.key, gather, graph, until_end)
                 outputs = run_model(task, placed, model, wanted)
                 self._queue.download(self._tensors.places(outputs, task))
         except BaseException as error:
@@ -181,19 +185,26 @@ class CudaPlace:
         refs = {"ids": gather.ids, "at": gather.at, "new": gather.new}
         return {name: self._tensors.of(ref) for name, ref in refs.items()}
 
-    def _begin_gather(self, until_end: ExitStack, gather: GatherRef) -> Callable[[], torch.Tensor]:
+    def _begin_gather(
+        self, key: str, until_end: ExitStack, gather: GatherRef
+    ) -> Callable[[], torch.Tensor]:
         """See ``recurring_runs.BeginGather``."""
         placed = self._queue.upload(self._gather_inputs(gather))
-        return partial(self._gathered, gather, placed, until_end)
+        return partial(self._gathered, key, gather, placed, until_end)
 
     def _gathered(
-        self, gather: GatherRef, placed: dict[str, torch.Tensor], until_end: ExitStack
+        self,
+        key: str,
+        gather: GatherRef,
+        placed: dict[str, torch.Tensor],
+        until_end: ExitStack,
     ) -> torch.Tensor:
         """Gather the features of the part's nodes; table and hot set stay until the run's end."""
         table = until_end.enter_context(self._device.tables.using(gather.table))
         hot = until_end.enter_context(self._device.hot.using(gather.table))
         ids = self._tensors.of(gather.ids)
-        x = self._queue.gather(table.rows, ids, hot, placed=placed["ids"]).float()
+        threads = self._gather_threads.get(key, GATHER_THREADS)
+        x = self._queue.gather(table.rows, ids, hot, placed=placed["ids"], threads=threads).float()
         if placed["at"].numel():
             x.index_copy_(0, placed["at"], placed["new"])
         return x
@@ -243,6 +254,8 @@ class CudaPlace:
             self._device.models.give_back(message.key, model)
             raise
         self._models[message.key] = model
+        if message.gather_threads:
+            self._gather_threads[message.key] = message.gather_threads
         if self._recurring is not None:
             self._recurring.expect(
                 message.key, message.replay_most, any_size=message.replay_any_size
@@ -292,6 +305,7 @@ class CudaPlace:
         """See ``Place``."""
         if self._recurring is not None:
             self._recurring.forget(key)
+        self._gather_threads.pop(key, None)
         if (model := self._models.pop(key, None)) is not None:
             self._device.models.give_back(key, model)
             self._tell_memory(f"model {key}: unloaded")
@@ -318,6 +332,13 @@ class CudaPlace:
         recorder = self._recurring.recorder
         most = replay_most(model, signature, recorder, site, any_size=any_size)
         return Replaying(most, any_size)
+
+    def gather_threads(self, signature: Signature) -> int:
+        """See ``Place``; a model that declares its inputs has none that the lane gathers."""
+        pinned, num_features = self._device.pinned, signature.num_features
+        if pinned is None or not num_features:
+            return 0
+        return find_threads(self._queue, pinned, self.meter, num_features)
 
     def load_to_try(self, spec: ModelSpec) -> LoadedModel:
         """Load the model on the processor; on a device a bad index ends the process."""

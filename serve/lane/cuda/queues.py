@@ -13,6 +13,7 @@ import torch
 
 from serve.lane.cuda.replays import Captured
 from serve.lane.cuda.streams import UNPARTITIONED, StreamKind
+from serve.native_cuda import GATHER_THREADS
 
 #: Tensors and where their content goes.
 Pairs = Sequence[tuple[torch.Tensor, torch.Tensor]]
@@ -69,12 +70,14 @@ class Queue(Protocol):
         hot: HotRows | None = None,
         *,
         placed: torch.Tensor | None = None,
+        threads: int = GATHER_THREADS,
     ) -> torch.Tensor:
         """Return rows `ids` int64 [K] of `table` [R, F] on the device; both are in host memory.
 
         Rows with a copy in `hot` are read from there. `placed` is a copy of `ids` on the device, if
-        there is one. The result is for kernels launched afterwards; inside ``running``. Nobody
-        checks ids. As with ``upload``, the arguments must not change.
+        there is one. At most `threads` of the device read. The result is for kernels launched
+        afterwards; inside ``running``. Nobody checks ids. As with ``upload``, the arguments must
+        not change.
         """
         ...
 
@@ -132,6 +135,7 @@ class HostQueue:
         hot: HotRows | None = None,
         *,
         placed: torch.Tensor | None = None,
+        threads: int = GATHER_THREADS,
     ) -> torch.Tensor:
         """See ``Queue``."""
         out = torch.index_select(table, 0, ids)

@@ -14,7 +14,7 @@ from serve.models.writer import write_model
 from tests.lane.cuda.test_recurring_runs import ARGS, CLASSES, FEATURES, Rig
 from tests.lane.cuda.test_tables import table_of
 
-ROWS, PARTS = 30, 3
+ROWS, PARTS, THREADS = 30, 3, 1 << 15
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def rig(tmp_path):
     torch.manual_seed(0)
     write_model(tmp_path, "gcn", zoo.gcn(**ARGS), factory="serve.models.zoo:gcn", args=ARGS)
     found = Rig()
-    found.load(find(tmp_path, "gcn"))
+    found.load(find(tmp_path, "gcn"), gather_threads=THREADS)
     yield found
     found.close()
 
@@ -36,7 +36,8 @@ def asked(monkeypatch):
         inner = getattr(HostQueue, name)
 
         def watched(*args, **named):
-            found.append(name)
+            by = f" by {named['threads']}" if name == "gather" else ""
+            found.append(name + by)
             return inner(*args, **named)
 
         monkeypatch.setattr(HostQueue, name, watched)
@@ -83,6 +84,6 @@ def test_all_parts_are_uploaded_before_any_is_gathered(tmp_path, rig, asked, dty
     asked.clear()
     answer = rig.place.run(RunTask(5, "m", tuple(parts), 1 << 30), rig.lane._models["m"])
     assert isinstance(answer, TaskDone), answer
-    assert asked == ["upload"] * PARTS + ["gather"] * PARTS
+    assert asked == ["upload"] * PARTS + [f"gather by {THREADS}"] * PARTS
     for output, wanted in expected:
         torch.testing.assert_close(PoolTensors(rig.pool).of(output), wanted, rtol=1e-4, atol=1e-5)

@@ -13,7 +13,7 @@ from serve.lane.cuda import cuda_queue
 from serve.lane.cuda.cuda_queue import Copies, CudaQueue, Pinned
 from serve.lane.cuda.queues import HostQueue, HotRows
 from serve.lane.cuda.streams import StreamKind
-from serve.native_cuda import CudaError
+from serve.native_cuda import GATHER_THREADS, CudaError
 
 HERE = torch.device("cpu")
 
@@ -74,8 +74,9 @@ class Library:
     def unregister(self, address):
         self.said.append("unregistered")
 
-    def gather(self, table, ids, num_rows, row_bytes, out, *, stream, hot, slot_of):
+    def gather(self, table, ids, num_rows, row_bytes, out, *, stream, hot, slot_of, most_threads):
         self.said.append(f"gathers on {stream}")
+        self.threads = most_threads
         for row in range(num_rows):
             wanted = ctypes.c_int64.from_address(ids + 8 * row).value
             source = table - self.AWAY + wanted * row_bytes
@@ -210,6 +211,10 @@ def test_rows_of_pinned_memory_are_gathered_by_the_device(queue, library):
         library.said.clear()
         assert torch.equal(queue.gather(table, ids, placed=placed), expected)
     assert library.said == ["gathers on 102"]
+    assert library.threads == GATHER_THREADS
+    with queue.running():
+        queue.gather(table, ids, threads=4096)
+    assert library.threads == 4096
     queue._pinned.unregister(whole.data_ptr())
     library.said.clear()
     with queue.running():

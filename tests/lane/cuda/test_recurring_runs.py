@@ -64,11 +64,14 @@ class Rig:
         self.ours.close()
         self._theirs.close()
 
-    def load(self, spec, key="m", *, replay_most=1000, executor="eager", any_size=False):
+    def load(
+        self, spec, key="m", *, replay_most=1000, executor="eager", any_size=False, gather_threads=0
+    ):
         signature = self.signature_of(spec)
         message = LoadModel(
-            key, spec, signature, executor, replay_most=replay_most, replay_any_size=any_size
-        )
+            key, spec, signature, executor, replay_most=replay_most, replay_any_size=any_size,
+            gather_threads=gather_threads,
+        )  # fmt: skip
         assert self.lane._load(message) == ModelLoaded(key)
         self.reference = self.lane._models[key].loaded
 
