@@ -47,7 +47,7 @@ bool DeviceArena::insert(int lane, std::int64_t limit) {
     }
     const std::int64_t rounded = round_up(std::max<std::int64_t>(limit, 1), kAlignment);
     if (rounded > slab_.capacity() - slab_.used() ||
-        add_segment(pool, std::min(rounded, slab_.largest_free())) == nullptr) {
+        add_segment(pool, std::min(rounded, slab_.largest_free()), End::low) == nullptr) {
         return false;
     }
     pool.usage = Usage{};
@@ -76,7 +76,7 @@ std::uintptr_t DeviceArena::alloc(int lane, std::int64_t size) {
         }
     }
     // Live bytes are within the limit; only the holes between them are too small.
-    Segment* beside = add_segment(pool, rounded);
+    Segment* beside = add_segment(pool, rounded, End::low);
     if (beside == nullptr) {
         return refuse(pool, size);
     }
@@ -101,9 +101,9 @@ std::uintptr_t DeviceArena::alloc_static(std::int64_t size, std::uintptr_t strea
             return address;
         }
     }
-    Segment* added = add_segment(pool, round_up(rounded, kStaticSegment));
+    Segment* added = add_segment(pool, round_up(rounded, kStaticSegment), End::high);
     if (added == nullptr) {
-        added = add_segment(pool, rounded);
+        added = add_segment(pool, rounded, End::high);
     }
     if (added == nullptr) {
         return refuse(pool, size);
@@ -201,8 +201,8 @@ const DeviceArena::Pool& DeviceArena::lane_at(int lane) const {
     return *lanes_[static_cast<std::size_t>(lane)];
 }
 
-DeviceArena::Segment* DeviceArena::add_segment(Pool& pool, std::int64_t size) {
-    const std::int64_t offset = slab_.alloc(size);
+DeviceArena::Segment* DeviceArena::add_segment(Pool& pool, std::int64_t size, End end) {
+    const std::int64_t offset = end == End::high ? slab_.alloc_high(size) : slab_.alloc(size);
     if (offset == OffsetAllocator::kNoSpace) {
         return nullptr;
     }

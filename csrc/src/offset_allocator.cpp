@@ -22,26 +22,52 @@ OffsetAllocator::OffsetAllocator(std::int64_t capacity, std::int64_t alignment)
 }
 
 std::int64_t OffsetAllocator::alloc(std::int64_t size) {
+    const std::int64_t rounded = rounded_up(size);
+    const auto fit = free_by_size_.lower_bound({rounded, 0});
+    if (rounded == kNoSpace || fit == free_by_size_.end()) {
+        return kNoSpace;
+    }
+    const std::int64_t offset = fit->second;
+    take(free_.find(offset), offset, rounded);
+    return offset;
+}
+
+std::int64_t OffsetAllocator::alloc_high(std::int64_t size) {
+    const std::int64_t rounded = rounded_up(size);
+    if (rounded == kNoSpace) {
+        return kNoSpace;
+    }
+    const auto fit = std::find_if(free_.rbegin(), free_.rend(),
+                                  [&](const auto& range) { return range.second >= rounded; });
+    if (fit == free_.rend()) {
+        return kNoSpace;
+    }
+    const std::int64_t offset = fit->first + fit->second - rounded;
+    take(free_.find(fit->first), offset, rounded);
+    return offset;
+}
+
+std::int64_t OffsetAllocator::rounded_up(std::int64_t size) const {
     if (size < 0) {
         throw std::invalid_argument("size must be at least 0, got " + std::to_string(size));
     }
     if (size > capacity_) {  // before rounding up, which could overflow
         return kNoSpace;
     }
-    const std::int64_t units = std::max<std::int64_t>(1, (size + alignment_ - 1) / alignment_);
-    const std::int64_t rounded = units * alignment_;
-    const auto fit = free_by_size_.lower_bound({rounded, 0});
-    if (fit == free_by_size_.end()) {
-        return kNoSpace;
+    return std::max<std::int64_t>(1, (size + alignment_ - 1) / alignment_) * alignment_;
+}
+
+void OffsetAllocator::take(Ranges::iterator range, std::int64_t offset, std::int64_t size) {
+    const auto [start, range_size] = *range;
+    erase_free(range);
+    if (start < offset) {
+        insert_free(start, offset - start);
     }
-    const auto [range_size, offset] = *fit;
-    erase_free(free_.find(offset));
-    if (range_size > rounded) {
-        insert_free(offset + rounded, range_size - rounded);
+    if (offset + size < start + range_size) {
+        insert_free(offset + size, start + range_size - offset - size);
     }
-    taken_.emplace(offset, rounded);
-    used_ += rounded;
-    return offset;
+    taken_.emplace(offset, size);
+    used_ += size;
 }
 
 void OffsetAllocator::free(std::int64_t offset) {

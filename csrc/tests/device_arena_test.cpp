@@ -144,6 +144,21 @@ void test_static_memory_stays_with_its_stream() {
     CHECK(!arena.insert(lane, 512));
 }
 
+// What a model takes while tasks run is not in the way once they have ended.
+void test_static_memory_leaves_the_buffers_of_tasks_whole() {
+    DeviceArena arena(kBase, 16 * kMiB);
+    const int lane = arena.add_lane(), other = arena.add_lane();
+    CHECK(arena.insert(lane, 3 * kMiB));
+    CHECK(arena.alloc_static(kMiB, 1) != 0);
+    CHECK(arena.insert(other, 3 * kMiB));
+    CHECK(arena.alloc_static(2 * kMiB, 1) != 0);
+    CHECK(arena.clear(lane) == 0 && arena.clear(other) == 0);
+    const std::int64_t left = arena.capacity() - arena.held_static();
+    CHECK(left == 12 * kMiB && arena.insert(lane, left));
+    // One piece holds all of it.
+    CHECK(arena.alloc(lane, left) != 0 && arena.usage(lane).spills == 0);
+}
+
 void test_trace() {
     DeviceArena arena(kBase, kMiB);
     const int lane = arena.add_lane();
@@ -280,6 +295,7 @@ int main() {
     test_blocks_that_outlive_their_task();
     test_a_refusal_is_its_own_tasks();
     test_static_memory_stays_with_its_stream();
+    test_static_memory_leaves_the_buffers_of_tasks_whole();
     test_trace();
     test_refusals();
     test_random_use();

@@ -4,6 +4,7 @@
 #include <map>
 #include <random>
 #include <stdexcept>
+#include <vector>
 
 #include "check.hpp"
 
@@ -45,6 +46,58 @@ void test_best_fit_and_merging() {
     CHECK(ranges.largest_free() == 0);
 }
 
+void test_both_ends() {
+    OffsetAllocator ranges(1024, 64);
+    CHECK(ranges.alloc_high(100) == 896);  // takes 128
+    CHECK(ranges.alloc(64) == 0);
+    CHECK(ranges.alloc_high(64) == 832);
+    CHECK(ranges.alloc_high(0) == 768 && ranges.used() == 320);
+    ranges.free(832);
+    CHECK(ranges.alloc_high(128) == 640);  // the hole above is too small
+    CHECK(ranges.alloc_high(64) == 832);
+    CHECK(ranges.alloc_high(577) == OffsetAllocator::kNoSpace);
+    CHECK(ranges.alloc_high(2000) == OffsetAllocator::kNoSpace);
+    CHECK(ranges.alloc_high(576) == 64 && ranges.largest_free() == 0);
+    CHECK(ranges.alloc_high(0) == OffsetAllocator::kNoSpace);
+    CHECK(refuses([&] { ranges.alloc_high(-1); }));
+    for (const std::int64_t offset : {0, 64, 640, 768, 832, 896}) {
+        ranges.free(offset);
+    }
+    CHECK(ranges.used() == 0 && ranges.largest_free() == 1024);
+}
+
+// Returns the bytes outside the largest free range after long lives have come between short ones
+// and the short ones have ended, beyond those that the long ones take.
+std::int64_t cut_off(bool both_ends) {
+    std::mt19937 random(11);
+    OffsetAllocator ranges(1 << 20, 64);
+    std::vector<std::int64_t> brief;
+    for (int step = 0; step < 400; ++step) {
+        // At most 32 short lives of 2 KiB at once, and 40 long ones in all.
+        if (step % 10 == 0) {
+            const std::int64_t size = static_cast<std::int64_t>(1 + random() % 2048);
+            CHECK((both_ends ? ranges.alloc_high(size) : ranges.alloc(size)) >= 0);
+        } else if (brief.size() < 32 && random() % 2 == 0) {
+            brief.push_back(ranges.alloc(static_cast<std::int64_t>(1 + random() % 2048)));
+            CHECK(brief.back() >= 0);
+        } else if (!brief.empty()) {
+            const auto chosen =
+                brief.begin() + static_cast<std::ptrdiff_t>(random() % brief.size());
+            ranges.free(*chosen);
+            brief.erase(chosen);
+        }
+    }
+    for (const std::int64_t offset : brief) {
+        ranges.free(offset);
+    }
+    return ranges.capacity() - ranges.used() - ranges.largest_free();
+}
+
+void test_long_lives_from_the_far_end_leave_the_rest_whole() {
+    CHECK(cut_off(false) > 0);
+    CHECK(cut_off(true) == 0);
+}
+
 void test_edges() {
     constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
     OffsetAllocator ranges(1000, 64);
@@ -74,7 +127,8 @@ void test_random_use() {
             const std::int64_t size = static_cast<std::int64_t>(random() % 3000);
             const std::int64_t rounded = size == 0 ? 64 : (size + 63) / 64 * 64;
             const std::int64_t largest = ranges.largest_free();
-            const std::int64_t offset = ranges.alloc(size);
+            const std::int64_t offset =
+                random() % 4 == 0 ? ranges.alloc_high(size) : ranges.alloc(size);
             CHECK((offset == OffsetAllocator::kNoSpace) == (rounded > largest));
             if (offset != OffsetAllocator::kNoSpace) {
                 CHECK(offset % 64 == 0 && offset >= 0 && offset + rounded <= ranges.capacity());
@@ -121,6 +175,8 @@ void test_parts_of_a_range_are_kept() {
 
 int main() {
     test_best_fit_and_merging();
+    test_both_ends();
+    test_long_lives_from_the_far_end_leave_the_rest_whole();
     test_parts_of_a_range_are_kept();
     test_edges();
     test_random_use();

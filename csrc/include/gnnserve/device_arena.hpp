@@ -1,7 +1,9 @@
 // Placement of device memory. One slab is taken from the device once. Every lane gets a buffer of
 // the size that its task is estimated to need; everything else (weights, workspaces of libraries)
-// gets a place of its own. The arena never touches the memory that it places, so it runs without a
-// device.
+// gets a place of its own. Buffers are taken from the low end of the slab and the rest from the
+// high end, as in CoGNN, so that a model that is loaded beside tasks does not stay in the
+// middle of what they leave. The arena never touches the memory that it places, so it runs without
+// a device.
 //
 // The host is ahead of the device: a freed block may still be read by work that was launched
 // before. Memory is therefore reused only where order makes it safe: inside a lane (one stream at a
@@ -108,7 +110,9 @@ private:
 
     Pool& lane_at(int lane);
     const Pool& lane_at(int lane) const;
-    Segment* add_segment(Pool& pool, std::int64_t size);
+    enum class End { low, high };
+    // Returns null when no free range of the slab holds it.
+    Segment* add_segment(Pool& pool, std::int64_t size, End end);
     void keep_blocks(const Segment& segment);
     bool place(Segment& segment, std::int64_t requested, std::int64_t rounded,
                std::uintptr_t& address);

@@ -24,6 +24,10 @@ public:
     // unit), or kNoSpace. Throws std::invalid_argument when `size` is negative.
     std::int64_t alloc(std::int64_t size);
 
+    // As `alloc`, at the highest address that fits. Ranges that stay for long are taken from this
+    // end, so that those that come and go do not leave them in the middle. O(free ranges).
+    std::int64_t alloc_high(std::int64_t size);
+
     // Frees a range; throws std::invalid_argument when none was handed out at `offset`.
     void free(std::int64_t offset);
 
@@ -40,6 +44,10 @@ public:
     std::int64_t largest_free() const;
 
 private:
+    // Returns the size as it is taken, or kNoSpace when it is larger than the region.
+    std::int64_t rounded_up(std::int64_t size) const;
+    // Takes `size` bytes at `offset`, inside the free range.
+    void take(Ranges::iterator range, std::int64_t offset, std::int64_t size);
     void insert_free(std::int64_t offset, std::int64_t size);
     void erase_free(Ranges::iterator range);
 
