@@ -347,10 +347,13 @@ class GraphConfig(Section, frozen=True):
     memory_map: Literal["auto", "always", "never"] = "auto"
     #: Memory of each GPU for the features that are asked for most: `auto`, `off`, or a size.
     hot_memory: str = "auto"
-    #: File with the part of each node, of `gnnserve graph partition --out`: the features are shared
-    #: out over the servers of `[cluster.rows]`. None: all are here.
+    #: File with the part of each node, of `gnnserve graph partition --out`: the graph is shared out
+    #: over the servers of `[cluster.rows]`. None: all of it is here.
     parts: str | None = None
-    #: Share of the nodes, those with most out-edges, whose features are on all of these servers.
+    #: What of a part is on its servers alone: the features of its nodes, or `all`, which is their
+    #: in-edges too.
+    share: Literal["features", "all"] = "features"
+    #: Share of the nodes, those with most out-edges, that are on all of these servers.
     hot_share: Annotated[float, Meta(ge=0, le=1)] = 0.0
 
     @property
@@ -531,6 +534,13 @@ def _broken_rules(config: Config) -> Iterator[str]:
             yield f"graph[{index}].file and graph[{index}].dataset are {both}; give one"
         if not graph.name:
             yield f"graph[{index}].name: it is empty"
+        if graph.share == "all" and (graph.parts is None or graph.undirected):
+            wanted = (
+                "it needs parts"
+                if graph.parts is None
+                else "it needs both directions in the file, not undirected"
+            )
+            yield f"graph[{index}].share: {wanted}"
     names = [graph.name for graph in config.graph]
     for name in dict.fromkeys(names):
         if names.count(name) > 1:

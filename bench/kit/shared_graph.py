@@ -30,6 +30,6 @@ class OneGraph:
         def accept(new: GraphVersion) -> None:
             before()
             assert isinstance(new, Snapshot)
-            new.column.publish()
+            new.publish()
 
         return self._graph.update(change, if_version=if_version, accept=accept)

@@ -1,29 +1,15 @@
-"""Connections to the servers that hold rows of features, used by one request at a time."""
+"""Connections to the servers that hold rows, used by one request at a time."""
 
 import math
 import threading
 import time
-from dataclasses import dataclass
-from typing import Any
 
 import msgspec
-import numpy as np
 import zmq
-from numpy.typing import NDArray
 
-from serve.cluster.row_wire import (
-    DTYPES,
-    MOST_ID_BYTES,
-    PIECE_BYTES,
-    Keys,
-    RowsAsked,
-    RowsGiven,
-    secure,
-)
+from serve.cluster.row_wire import Keys, RowsGiven, secure
+from serve.cluster.wanted_rows import Wanted
 from serve.core.cluster.rows import RowFetch, Store
-from serve.graphs.csr import Ids
-from serve.graphs.partition import Parts
-from serve.graphs.shared_column import RowsOf
 
 #: A connection that ended is noticed within this time.
 _LOOK_MS = 5
@@ -32,22 +18,6 @@ _MOST_WAITING = 8
 #: A store that has yet to make a change is asked again after this time.
 _AGAIN_MS = 1
 _ENDED = "ended the connection"
-
-
-@dataclass(slots=True)
-class _Piece:
-    """The rows of one part that are asked for at once, and those after them."""
-
-    #: Positions among the nodes that are wanted.
-    at: Ids
-    #: Where those of this message begin and end in `at`.
-    begin: int
-    end: int
-    #: Of the message that is on its way; 0 while it waits for a connection.
-    number: int = 0
-    #: When it may be asked for again, and what the store said.
-    again_ns: int = 0
-    told: str = ""
 
 
 class Link:
@@ -75,13 +45,13 @@ class Link:
         for store in list(self._sockets):
             self._drop(store)
 
-    def ask(self, fetch: RowFetch, wanted: "WantedRows") -> None:
+    def ask(self, fetch: RowFetch, wanted: Wanted) -> None:
         """Ask whom `fetch` names, without waiting; `collect` does the rest."""
         for part in wanted.pieces:
             self._send(fetch, wanted, part)
 
-    def collect(self, fetch: RowFetch, wanted: "WantedRows", target: NDArray[Any], at: Ids) -> None:
-        """Write the rows to the rows `at` of `target` as they come, until `fetch` is done."""
+    def collect(self, fetch: RowFetch, wanted: Wanted) -> None:
+        """Give `wanted` the rows as they come, until `fetch` is done."""
         while not fetch.done:
             now_ns = time.monotonic_ns()
             for part in fetch.overdue(now_ns):
@@ -103,9 +73,9 @@ class Link:
                 elif not socket.getsockopt(zmq.EVENTS):
                     self._failed(fetch, wanted, part, _ENDED, now_ns)
                 else:
-                    self._receive(fetch, wanted, part, socket, target, at, now_ns)
+                    self._receive(fetch, wanted, part, socket, now_ns)
 
-    def _wait(self, fetch: RowFetch, wanted: "WantedRows", now_ns: int) -> None:
+    def _wait(self, fetch: RowFetch, wanted: Wanted, now_ns: int) -> None:
         """Wait until a socket can do what is wanted of it, or it is time to look."""
         poller = zmq.Poller()
         left_ms = math.ceil((fetch.wake_ns - now_ns) / 1e6)
@@ -116,19 +86,15 @@ class Link:
                 poller.register(self._socket(store), zmq.POLLIN if piece.number else zmq.POLLOUT)
         poller.poll(max(0, min(_LOOK_MS, left_ms)))
 
-    def _send(self, fetch: RowFetch, wanted: "WantedRows", part: int) -> None:
+    def _send(self, fetch: RowFetch, wanted: Wanted, part: int) -> None:
         """Ask for the next piece of a part, unless there is no connection yet."""
         store = fetch.asked(part)
         if store is None:
             return
         piece = wanted.pieces[part]
         number = self._numbers + 1
-        head = RowsAsked(number, *wanted.of_rows)
-        ids = wanted.nodes[piece.at[piece.begin : piece.end]]
         try:
-            self._socket(store).send_multipart(
-                [msgspec.msgpack.encode(head), ids.tobytes()], zmq.NOBLOCK
-            )
+            self._socket(store).send_multipart(wanted.message(number, part), zmq.NOBLOCK)
         except zmq.Again:
             # One that is being connected to may take as long for it as for an answer.
             if store in self._reached:
@@ -138,9 +104,8 @@ class Link:
         self._numbers = piece.number = number
 
     def _receive(
-        self, fetch: RowFetch, wanted: "WantedRows", part: int, socket: "zmq.Socket[bytes]",
-        target: NDArray[Any], at: Ids, now_ns: int,
-    ) -> None:  # fmt: skip
+        self, fetch: RowFetch, wanted: Wanted, part: int, socket: "zmq.Socket[bytes]", now_ns: int
+    ) -> None:
         piece = wanted.pieces[part]
         while True:
             try:
@@ -158,27 +123,22 @@ class Link:
             piece.number, piece.told = 0, given.failure
             piece.again_ns = now_ns + _AGAIN_MS * 1_000_000
             return
-        where = piece.at[piece.begin : piece.end]
-        rows = None if given.failure else _rows(given, frames, where.size, target.shape[1])
-        if rows is None:
+        buffers = [frame.buffer for frame in frames]
+        taken = 0 if given.failure else wanted.take(part, given.dtype, buffers)
+        if not taken:
             told = given.failure or "sent other rows than it was asked for"
             self._failed(fetch, wanted, part, told, now_ns)
             return
-        target[at[where]] = rows
         piece.told = ""
-        self.received_bytes += rows.nbytes
-        if piece.end < piece.at.size:
+        self.received_bytes += sum(buffer.nbytes for buffer in buffers)
+        if wanted.go_on(part, taken):
             fetch.progressed(part, now_ns)
-            wanted.next_piece(part)
             self._send(fetch, wanted, part)
         else:
-            del wanted.pieces[part]
             with self._lock:
                 fetch.answered(part)
 
-    def _failed(
-        self, fetch: RowFetch, wanted: "WantedRows", part: int, told: str, now_ns: int
-    ) -> None:
+    def _failed(self, fetch: RowFetch, wanted: Wanted, part: int, told: str, now_ns: int) -> None:
         """Tell of a store's failure, leave its connection, and ask who is next."""
         store = fetch.asked(part)
         assert store is not None
@@ -206,38 +166,3 @@ class Link:
         socket = self._sockets.pop(store, None)
         if socket is not None:
             socket.close(0)
-
-
-class WantedRows:
-    """The rows that a request needs of others, by part."""
-
-    def __init__(self, of_rows: RowsOf, nodes: Ids, parts: Parts, num_features: int) -> None:
-        """Want the rows of `nodes` [K], which are of `parts` [K]."""
-        self.of_rows = of_rows
-        self.nodes = nodes
-        row_bytes = 4 * max(1, num_features)
-        self._at_once = max(1, min(PIECE_BYTES // row_bytes, MOST_ID_BYTES // 8))
-        order = np.argsort(parts, kind="stable")
-        numbers, begins = np.unique(parts[order], return_index=True)
-        #: What is asked for now, by part; a part that is here has none.
-        self.pieces = {
-            int(part): _Piece(at, 0, min(self._at_once, at.size))
-            for part, at in zip(numbers, np.split(order, begins[1:]), strict=True)
-        }
-
-    def next_piece(self, part: int) -> None:
-        """Go on to the rows after those that are here."""
-        piece = self.pieces[part]
-        piece.begin, piece.end = piece.end, min(piece.end + self._at_once, piece.at.size)
-        piece.number = 0
-
-
-def _rows(given: RowsGiven, frames: list[zmq.Frame], count: int, width: int) -> NDArray[Any] | None:
-    """Return the rows of an answer [count, width]; None when it has others."""
-    if len(frames) != 1 or given.dtype not in DTYPES:
-        return None
-    dtype = np.dtype(given.dtype)
-    data = frames[0].buffer
-    if data.nbytes != count * width * dtype.itemsize:
-        return None
-    return np.frombuffer(data, dtype).reshape(count, width)

@@ -1,4 +1,4 @@
-"""Gives other servers the rows of features that this one holds: one thread and one socket."""
+"""Gives other servers the rows that this one holds, and draws for them: one thread, one socket."""
 
 import logging
 import math
@@ -15,10 +15,23 @@ import zmq
 from numpy.typing import NDArray
 from zmq.utils import z85
 
+from serve import native
 from serve.cluster.change_wire import MARK
-from serve.cluster.row_wire import MOST_BYTES, MOST_ID_BYTES, Keys, RowsAsked, RowsGiven, secure
+from serve.cluster.row_wire import (
+    ID_DTYPES,
+    MOST_BYTES,
+    MOST_ID_BYTES,
+    PIECE_BYTES,
+    Keys,
+    RowsAsked,
+    RowsGiven,
+    secure,
+)
 from serve.errors import ConfigError
+from serve.graphs.csr import Ids
+from serve.graphs.edges import Edges
 from serve.graphs.shared_column import SharedColumn
+from serve.graphs.shared_sampling import drawn
 
 _log = logging.getLogger(__name__)
 
@@ -26,7 +39,7 @@ _log = logging.getLogger(__name__)
 _MOST_WAITING = 8
 #: Larger answers are sent from where they are.
 _COPIED_BYTES = 64 << 10
-_ID_BYTES = 8
+_ID_BYTES, _LENGTH_BYTES = 8, 4
 #: A version is given for so long after the next one came, and those before the newest while what
 #: each has of its own takes no more than this, or than that share of the newest.
 _KEPT_S, _KEPT_BYTES, _KEPT_SHARE = 2.0, 64 << 20, 1 / 4
@@ -39,10 +52,19 @@ _MOST_MESSAGES = 8
 
 
 class _Held(NamedTuple):
-    """A version of a graph's features, which is given until it is too old."""
+    """A version of a graph, which is given until it is too old."""
 
     column: SharedColumn
     until_s: float
+    #: Of the nodes that are here; None where every server has all.
+    edges: Edges | None = None
+
+    def own_bytes(self, after: "_Held") -> int:
+        """Return the memory that only this version of the two takes."""
+        found = self.column.own_bytes(after.column)
+        if self.edges is not None and after.edges is not None:
+            found += self.edges.own_bytes(after.edges)
+        return found
 
 
 class RowStore:
@@ -82,10 +104,10 @@ class RowStore:
         self.port = int(bound.rpartition(":")[2])
         self._thread = threading.Thread(target=self._run, name="rows", daemon=True)
 
-    def hold(self, column: SharedColumn) -> None:
+    def hold(self, column: SharedColumn, edges: Edges | None) -> None:
         """Give rows of that version from now on, and of those before while requests may need them.
 
-        For one thread at a time.
+        With `edges`, those of the nodes that are here, draw for others. For one thread at a time.
         """
         of_rows, now_s = column.of_rows, time.monotonic()
         kept = [
@@ -93,7 +115,8 @@ class RowStore:
             for changes, held in self._versions.get(of_rows.graph, {}).items()
             if held.until_s > now_s and changes != of_rows.changes
         ]
-        versions = [*_affordable(kept, column), _Held(column, math.inf)]
+        newest = _Held(column, math.inf, edges)
+        versions = [*_affordable(kept, newest), newest]
         # The thread that answers reads what it was before or what it is after.
         self._versions[of_rows.graph] = {one.column.of_rows.changes: one for one in versions}
 
@@ -169,15 +192,17 @@ class RowStore:
             given = msgspec.msgpack.encode(RowsGiven(asked.number, "", found, later))
             self._socket.send_multipart([identity, given, b""])
             return
+        size_bytes = sum(array.nbytes for array in found)
         self.counts["given"] += 1
-        self.counts["rows"] += len(found)
-        self.counts["bytes"] += found.nbytes
-        given = msgspec.msgpack.encode(RowsGiven(asked.number, found.dtype.name))
-        message: list[bytes | memoryview] = [identity, given, found.data]
-        self._socket.send_multipart(message, copy=found.nbytes <= _COPIED_BYTES)
+        self.counts["rows"] += len(found[0])
+        self.counts["bytes"] += size_bytes
+        given = msgspec.msgpack.encode(RowsGiven(asked.number, found[-1].dtype.name))
+        message: list[bytes | memoryview] = [identity, given]
+        message += [array.data if array.size else b"" for array in found]
+        self._socket.send_multipart(message, copy=size_bytes <= _COPIED_BYTES)
 
-    def _rows(self, asked: RowsAsked, ids: bytes) -> NDArray[Any] | str:
-        """Return the rows that are asked for, or why there are none."""
+    def _rows(self, asked: RowsAsked, ids: bytes) -> tuple[NDArray[Any], ...] | str:
+        """Return the arrays of the rows that are asked for, or why there are none."""
         if len(ids) % _ID_BYTES or len(ids) > MOST_ID_BYTES:
             return f"was sent {len(ids)} bytes of ids"
         versions = self._versions.get(asked.graph)
@@ -189,23 +214,53 @@ class RowStore:
         held = versions.get(asked.changes)
         if held is None:
             return _LATER
-        column = held.column
-        if len(ids) // _ID_BYTES * column.shape[0] * column.dtype.itemsize > MOST_BYTES:
-            return f"was asked for {len(ids) // _ID_BYTES} rows, more than a message holds"
-        rows = column.rows_here(np.frombuffer(ids, np.int64))
-        if rows is None:
-            return f"holds part {column.source.part}, and was asked for rows of another"
-        return rows
+        nodes = np.frombuffer(ids, np.int64)
+        return _features(held, nodes) if asked.fanout == 0 else _draws(held, nodes, asked)
 
 
-def _affordable(older: Sequence[_Held], newest: SharedColumn) -> list[_Held]:
+def _features(held: _Held, nodes: Ids) -> tuple[NDArray[Any], ...] | str:
+    column = held.column
+    if nodes.size * column.shape[0] * column.dtype.itemsize > MOST_BYTES:
+        return f"was asked for {nodes.size} rows, more than a message holds"
+    rows = column.rows_here(nodes)
+    return (rows,) if rows is not None else _elsewhere(held)
+
+
+def _draws(held: _Held, nodes: Ids, asked: RowsAsked) -> tuple[NDArray[Any], ...] | str:
+    """Return lengths and ids of what the first of the nodes draw, as many as a message holds."""
+    edges, every = held.edges, native.ALL_NEIGHBOURS
+    if edges is None:
+        return f"has all edges of graph '{asked.graph}', and draws for itself alone"
+    if not (asked.fanout > 0 or asked.fanout == every):
+        return f"was asked for draws of {asked.fanout}"
+    if not nodes.size or np.unique(nodes).size != nodes.size:
+        return "was asked for draws of no nodes, or of one twice"
+    if not held.column.all_here(nodes):
+        return _elsewhere(held)
+    dtype = np.dtype(ID_DTYPES[edges.num_nodes > 1 << 31])
+    counts = edges.degrees(nodes)
+    if asked.fanout != every:
+        counts = np.minimum(counts, asked.fanout)
+    if counts.max() * dtype.itemsize > MOST_BYTES - 2 * PIECE_BYTES:
+        return f"has a node that draws {counts.max()} others, more than a message holds"
+    ends_bytes = np.cumsum(_LENGTH_BYTES + counts * dtype.itemsize)
+    first = nodes[: 1 + int(np.searchsorted(ends_bytes, PIECE_BYTES))]
+    rows = drawn(edges, first, asked.fanout, asked.hop_seed % 2**64)
+    return rows.lengths.astype(np.int32), rows.values.astype(dtype)
+
+
+def _elsewhere(held: _Held) -> str:
+    return f"holds part {held.column.source.part}, and was asked for rows of another"
+
+
+def _affordable(older: Sequence[_Held], newest: _Held) -> list[_Held]:
     """Return the latest of the older versions whose memory is within its bound, in their order."""
-    left_bytes = max(_KEPT_BYTES, int(_KEPT_SHARE * newest.nbytes))
+    left_bytes = max(_KEPT_BYTES, int(_KEPT_SHARE * newest.column.nbytes))
     found, after = [], newest
     for held in reversed(older):
-        left_bytes -= held.column.own_bytes(after)
+        left_bytes -= held.own_bytes(after)
         if left_bytes < 0:
             break
         found.append(held)
-        after = held.column
+        after = held
     return found[::-1]

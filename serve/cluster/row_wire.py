@@ -1,7 +1,7 @@
-"""Messages and keys of the link by which servers give each other rows of features.
+"""Messages and keys of the link by which servers give each other rows of features and of edges.
 
-A message has two frames: a head, and ids or rows. With a key, CURVE encrypts both, and a server
-hears those alone who have the key.
+A message has a head, and ids or rows in frames of their own. With a key, CURVE encrypts all of it,
+and a server hears those alone who have the key.
 """
 
 import hashlib
@@ -16,8 +16,8 @@ from zmq.utils import z85
 PIECE_BYTES, MOST_BYTES = 4 << 20, 16 << 20
 #: Most bytes of ids in a message.
 MOST_ID_BYTES = 1 << 20
-#: Dtypes that rows are stored in.
-DTYPES = ("float32", "float16", "uint8")
+#: Dtypes that rows of features are stored in, and ids of nodes that were drawn.
+DTYPES, ID_DTYPES = ("float32", "float16", "uint8"), ("int32", "int64")
 #: Time for a connection to say who it is.
 _HANDSHAKE_MS = 1000
 #: Where `beats`: how often the other end is asked whether it is there, and how long it may not say.
@@ -32,10 +32,18 @@ class RowsAsked(msgspec.Struct, frozen=True, array_like=True):
     graph: str
     files: bytes
     changes: bytes
+    #: In-neighbours that each of them draws, all where it is -1; 0 where features are asked for.
+    fanout: int = 0
+    #: What it draws by, see ``graphs.shared_sampling``.
+    hop_seed: int = 0
 
 
 class RowsGiven(msgspec.Struct, frozen=True, array_like=True):
-    """Head of its answer; the rows follow."""
+    """Head of its answer; the rows follow.
+
+    Of nodes that draw they are lengths, int32, and the ids of all rows one after the other. They
+    may be of the first nodes alone, as many as a message holds; at least of one.
+    """
 
     number: int
     dtype: str

@@ -18,14 +18,16 @@ import zmq
 from numpy.typing import NDArray
 
 from serve.access.front_stamps import read_key
-from serve.cluster.row_link import Link, WantedRows
+from serve.cluster.row_link import Link
 from serve.cluster.row_store import RowStore
 from serve.cluster.row_wire import Keys
 from serve.cluster.shared_changes import SharedChanges
 from serve.cluster.stores_file import read_stores
+from serve.cluster.wanted_rows import Wanted, WantedDraws, WantedFeatures
 from serve.core.cluster.rows import RowFetch, Stores, expected_ns
 from serve.errors import ConfigError, NotReady
-from serve.graphs.csr import Ids
+from serve.graphs.csr import Ids, Rows
+from serve.graphs.edges import Edges
 from serve.graphs.partition import Parts
 from serve.graphs.shared_column import RowsOf, SharedColumn
 from serve.obs.scraped import RowCounts
@@ -115,9 +117,9 @@ class SharedRows:
         """What others asked for, see ``RowStore.counts``."""
         return self._store.counts
 
-    def hold(self, column: SharedColumn) -> None:
+    def hold(self, column: SharedColumn, edges: Edges | None = None) -> None:
         """See ``RowSource``."""
-        self._store.hold(column)
+        self._store.hold(column, edges)
 
     def expected_ns(self, parts: Parts, num_features: int) -> int:
         """See ``RowSource``."""
@@ -128,9 +130,29 @@ class SharedRows:
         self, of: RowsOf, nodes: Ids, parts: Parts, num_features: int
     ) -> Iterator[Callable[[NDArray[Any], Ids], int]]:
         """See ``RowSource``."""
+        wanted = WantedFeatures(of, nodes, parts, num_features)
+        with self._asked(wanted) as arrive:
+
+            def write(target: NDArray[Any], at: Ids) -> int:
+                wanted.write_to(target, at)
+                return arrive("gave features")
+
+            yield write
+
+    def drawn(
+        self, of: RowsOf, nodes: Ids, parts: Parts, num_nodes: int, fanout: int, hop_seed: int
+    ) -> tuple[Rows, int]:
+        """See ``RowSource``."""
+        wanted = WantedDraws(of, nodes, parts, num_nodes, fanout, hop_seed)
+        with self._asked(wanted) as arrive:
+            waited_ns = arrive("drew neighbours for nodes")
+        return wanted.rows(), waited_ns
+
+    @contextmanager
+    def _asked(self, wanted: Wanted) -> Iterator[Callable[[str], int]]:
+        """Ask for what is wanted; yield what waits for it, which is told what servers are to do."""
         link = self._link()
         try:
-            wanted = WantedRows(of, nodes, parts, num_features)
             with self._lock:
                 fetch = RowFetch(
                     self._stores, list(wanted.pieces), time.monotonic_ns(), self._patience_ns
@@ -144,12 +166,10 @@ class SharedRows:
         finally:
             self._links.put(link)
 
-    def _arrive(
-        self, link: Link, fetch: RowFetch, wanted: WantedRows, target: NDArray[Any], at: Ids
-    ) -> int:
-        """Wait for the rows and write them; see ``RowSource.asked``."""
+    def _arrive(self, link: Link, fetch: RowFetch, wanted: Wanted, meant: str) -> int:
+        """Wait for all that is wanted; return for how long, in ns, or raise NotReady."""
         began_ns = time.monotonic_ns()
-        link.collect(fetch, wanted, target, at)
+        link.collect(fetch, wanted)
         waited_ns = time.monotonic_ns() - began_ns
         received_bytes, link.received_bytes = link.received_bytes, 0
         with self._lock:
@@ -158,7 +178,7 @@ class SharedRows:
             self.counts["waited_ns"] += waited_ns
         if fetch.lost is not None:
             raise NotReady(
-                f"graph '{wanted.of_rows.graph}': no server gave features of part"
+                f"graph '{wanted.of_rows.graph}': no server {meant} of part"
                 f" {fetch.lost.part}: {fetch.lost.told}"
             )
         return waited_ns

@@ -1,6 +1,7 @@
 """`gnnserve graph apply`: files of a shared graph that have the changes of the log."""
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -11,7 +12,8 @@ from serve.cluster.change_wire import ChangeRecord
 from serve.config import Config
 from serve.errors import ConfigError
 from serve.graphs.change_bytes import decode_change
-from serve.graphs.load import OpenOptions, open_graph
+from serve.graphs.edge_parts import read_edges
+from serve.graphs.load import OpenOptions, open_graph, read_edges_of
 from serve.graphs.resident import ResidentGraph
 from serve.graphs.shared_column import added_parts
 from serve.graphs.sharing import files_digest, read_parts
@@ -54,7 +56,11 @@ def apply_changes(config: Config, name: str, out: Path, progress: Progress) -> W
         if not isinstance(graph, ResidentGraph):
             raise ConfigError(f"graph '{name}': one of several types is not shared out")
         first = graph.snapshot
-        files = files_digest(first.base, parts, first.num_features)
+        if graph_config.share == "all":
+            edges = read_edges_of(config.path(graph_config.file))
+            files, _ = read_edges(edges, parts, first.num_features)
+        else:
+            files = files_digest(first.base, parts, first.num_features)
         changes = _make(graph, log_file, files, progress)
         found = graph.snapshot
         try:
@@ -89,7 +95,11 @@ def _make(graph: ResidentGraph, log_file: Path, files: bytes, progress: Progress
                     raise ConfigError(
                         f"graph '{graph.name}': change {number} of {log_file} is of other files"
                     )
-                graph.update(decode_change(record.change))
+                change, edges = decode_change(record.change), graph.snapshot.in_edges
+                num_nodes = edges.num_nodes + (0 if change.add_x is None else len(change.add_x))
+                # Where edges are shared out, one may have been removed by two changes at once.
+                there = edges.those_there(change.remove_edges, num_nodes)
+                graph.update(replace(change, remove_edges=there))
                 made += 1
         return made
     finally:

@@ -54,11 +54,29 @@ class Edges:
         """Memory of all its arrays."""
         return self.base.nbytes + self.changed.nbytes + self.rows.nbytes
 
+    def own_bytes(self, other: "Edges") -> int:
+        """Return the memory of the arrays that it does not have in common with another version."""
+        pairs = (self.base, other.base), (self.rows, other.rows)
+        rows_bytes = sum(mine.nbytes for mine, its in pairs if mine is not its)
+        return rows_bytes + (0 if self.changed is other.changed else self.changed.nbytes)
+
     @property
     def needs_compacting(self) -> bool:
         """True when the patch is so large that copying it for each change is slow."""
         most = max(_LEAST_PATCHED_EDGES, self.base.values.size // PATCH_SHARE)
         return self.rows.values.size + self.changed.size > most
+
+    def degrees(self, nodes: Ids) -> Ids:
+        """Return the number of in-neighbours of each of `nodes`, [K]."""
+        patched, places = found_in(self.changed, nodes)
+        known = ~patched & (nodes < self.base.starts.size - 1)
+        found = np.zeros(nodes.size, np.int64)
+        for which, rows, at in (
+            (known, self.base, nodes[known]),
+            (patched, self.rows, places[patched]),
+        ):
+            found[which] = rows.starts[at + 1] - rows.starts[at]
+        return found
 
     def neighbours(self, nodes: Ids) -> Rows:
         """Return the in-neighbours of `nodes` [K] as int64 ids, a row for each."""
@@ -74,6 +92,11 @@ class Edges:
             at = np.repeat(starts[:-1][which] - part.starts[:-1], part.lengths)
             values[at + np.arange(part.values.size)] = part.values
         return Rows(starts, values)
+
+    def those_there(self, edges: NDArray[np.int64], num_sources: int) -> NDArray[np.int64]:
+        """Return those of `edges` [2, K] that are among these."""
+        nodes = np.unique(edges[1])
+        return edges[:, are_in(nodes, self.neighbours(nodes), edges, num_sources)]
 
     def all(self) -> NDArray[np.int64]:
         """Return all edges [2, E], sources first, ordered by destination."""
@@ -100,15 +123,9 @@ class Edges:
         old = self.neighbours(nodes)
         sources, ends = old.values, old.row_numbers()
         if remove.size:
+            check_there(nodes, old, remove, num_sources, of)
             present = ends * num_sources + sources
             removed = np.searchsorted(nodes, remove[1]) * num_sources + remove[0]
-            missing = ~np.isin(removed, present)
-            if missing.any():
-                at = int(missing.argmax())
-                source, end = remove[:, at].tolist()
-                raise InvalidInput(
-                    f"tensor 'remove_edges{of}' [:, {at}]: there is no edge {source} → {end}"
-                )
             kept = ~np.isin(present, removed)
             sources, ends = sources[kept], ends[kept]
         sources = np.concatenate([sources, add[0]])
@@ -120,7 +137,8 @@ class Edges:
 
     def compacted(self, num_sources: int) -> "Edges":
         """Return the same edges without a patch."""
-        return Edges.of(Rows(*native.build_rows(self.all(), self.num_nodes, num_sources)))
+        base = Rows(*native.build_rows(self.all(), self.num_nodes, num_sources))
+        return Edges(self.num_nodes, self.num_edges, base)
 
     def _merged(self, nodes: Ids, rows: Rows) -> tuple[Ids, Rows]:
         """Merge new rows into the patch; new ones replace old ones."""
@@ -139,6 +157,25 @@ def found_in(ascending: Ids, values: Ids) -> tuple[NDArray[np.bool_], Ids]:
     there = np.zeros(values.size, bool)
     there[inside] = ascending[places[inside]] == values[inside]
     return there, places
+
+
+def are_in(nodes: Ids, rows: Rows, edges: NDArray[np.int64], num_sources: int) -> NDArray[np.bool_]:
+    """Mark the `edges` [2, K] that are in the rows of in-neighbours of `nodes`, ascending."""
+    present = rows.row_numbers() * num_sources + rows.values
+    return np.isin(np.searchsorted(nodes, edges[1]) * num_sources + edges[0], present)
+
+
+def check_there(
+    nodes: Ids, rows: Rows, remove: NDArray[np.int64], num_sources: int, of: str = ""
+) -> None:
+    """Raise InvalidInput, with the place, unless all edges to `remove` are there; see `are_in`."""
+    missing = ~are_in(nodes, rows, remove, num_sources)
+    if missing.any():
+        at = int(missing.argmax())
+        source, end = remove[:, at].tolist()
+        raise InvalidInput(
+            f"tensor 'remove_edges{of}' [:, {at}]: there is no edge {source} → {end}"
+        )
 
 
 def check_ids(name: str, ids: NDArray[np.int64], bound: int | NDArray[np.int64]) -> None:

@@ -25,10 +25,13 @@ from serve.graphs.archive import archive_arrays, archive_names, read_archive
 from serve.graphs.columns import Column
 from serve.graphs.csr import Rows
 from serve.graphs.datasets import TABLE_4, find_file, load_dataset
+from serve.graphs.edges import Edges
 from serve.graphs.features import FeatureKeeper
 from serve.graphs.generate import both_directions
 from serve.graphs.resident import ResidentGraph
-from serve.graphs.sharing import Parting, shared_out
+from serve.graphs.shared_column import SharedColumn
+from serve.graphs.sharing import Parting, shared_features, shared_graph
+from serve.graphs.snapshot import Snapshot
 from serve.graphs.typed_load import EDGES, held_typed, is_typed, is_wanted
 from serve.graphs.typed_updates import TypedGraph
 from serve.progress import Progress
@@ -54,7 +57,7 @@ class OpenOptions:
     cache: Path = Path("graphs")
     #: True to have features in memory that other processes can map.
     shared: bool = False
-    #: How features are shared out over several servers; None: all of them are here.
+    #: How the graph is shared out over several servers; None: all of it is here.
     parting: Parting | None = None
 
 
@@ -103,6 +106,14 @@ def graph_arrays(path: Path) -> dict[str, Array]:
     """Return all arrays at `path`, which is what `open_graph` takes; raises ConfigError."""
     names, read = _source(path, OpenOptions())
     return read(names)
+
+
+def read_edges_of(path: Path) -> Array:
+    """Return the edges [2, E] at `path`, which is what `open_graph` takes; raises ConfigError."""
+    if not path.is_dir() and path.suffix != ".safetensors":
+        return read_archive(path).edge_index
+    _, read = _source(path, OpenOptions())
+    return read(["edge_index"])["edge_index"]
 
 
 def _source(path: Path, options: OpenOptions) -> tuple[list[str], _Read]:
@@ -157,6 +168,16 @@ def held(name: str, parts: GraphParts, options: OpenOptions, progress: Progress)
         raise ConfigError(f"{where}: array 'x': {len(parts.x)} rows for {parts.num_nodes} nodes")
     if parts.num_nodes < 1:
         raise ConfigError(f"{where}: array 'x': a graph has at least 1 node")
+    keeper = keeper_of(options)
+    if options.parting is not None and options.parting.with_edges:
+        if options.undirected:
+            raise ConfigError(
+                f"graph '{name}': undirected: edges that are shared out are read as they are; give"
+                " a file that has both directions"
+            )
+        progress("reading edges and features", 0.3)
+        snapshot = shared_graph(name, edges, parts.x, keeper, options.parting)
+        return ResidentGraph(name, snapshot, keeper, _shared(parts, snapshot.column))
     progress("sorting edges", 0.3)
     if edges.dtype not in (np.int32, np.int64):
         edges = edges.astype(np.int64)
@@ -168,13 +189,17 @@ def held(name: str, parts: GraphParts, options: OpenOptions, progress: Progress)
         both = both_directions(edges[0], edges[1], parts.num_nodes)
         rows = Rows(*native.build_rows(both, parts.num_nodes))
     progress("checking features", 0.6)
-    keeper = keeper_of(options)
     if options.parting is None:
-        x: Array | Column = keeper.kept(parts.x, where)
-        return ResidentGraph(name, rows, x, keeper, parts.source, _labels(parts, where))
-    column = shared_out(name, rows, parts.x, keeper, options.parting)
-    source = f"{parts.source}, features of part {column.source.part} of {column.part_count}"
-    return ResidentGraph(name, rows, column, keeper, source)
+        first = Snapshot(1, Edges.of(rows), Column.of(keeper.kept(parts.x, where), "float32"))
+        return ResidentGraph(name, first, keeper, parts.source, _labels(parts, where))
+    column = shared_features(name, rows, parts.x, keeper, options.parting)
+    first = Snapshot(1, Edges.of(rows), column)
+    return ResidentGraph(name, first, keeper, _shared(parts, column))
+
+
+def _shared(parts: GraphParts, column: SharedColumn) -> str:
+    """Return the origin of a graph of which this server has a part."""
+    return f"{parts.source}, part {column.source.part} of {column.part_count}"
 
 
 def _labels(parts: GraphParts, where: str) -> NDArray[np.int64] | None:
@@ -304,8 +329,12 @@ def _extracted(path: Path, cache: Path) -> Array:
 
 
 def _mapped(name: str, array: Array, options: OpenOptions) -> Array:
-    """Return mapped features as they are if they are large; read other arrays into memory."""
-    edges = name_parts(name)[0] == EDGES
+    """Return mapped features as they are if they are large; read other arrays into memory.
+
+    Edges that are shared out stay in their file: only some of them are kept.
+    """
+    parted = options.parting is not None and options.parting.with_edges
+    edges = name_parts(name)[0] == EDGES and not parted
     if not edges and options.map_above_bytes is not None and array.nbytes > options.map_above_bytes:
         return array
     return np.array(array)

@@ -82,9 +82,13 @@ def hottest(snapshot: Snapshot, share: float) -> NDArray[np.bool_]:
 
 def hottest_of(sources: NDArray[Any], num_nodes: int, share: float) -> NDArray[np.bool_]:
     """Mark the share of `num_nodes` nodes that are most often in `sources`, [N]."""
-    degrees = np.bincount(sources, minlength=num_nodes)
-    hot = np.zeros(num_nodes, bool)
-    hot[np.argsort(-degrees, kind="stable")[: int(share * num_nodes)]] = True
+    return hottest_by(np.bincount(sources, minlength=num_nodes), share)
+
+
+def hottest_by(degrees: NDArray[np.int64], share: float) -> NDArray[np.bool_]:
+    """Mark the share of the nodes that have the most of `degrees`, [N]."""
+    hot = np.zeros(degrees.size, bool)
+    hot[np.argsort(-degrees, kind="stable")[: int(share * degrees.size)]] = True
     return hot
 
 

@@ -6,15 +6,12 @@ whole.
 
 import threading
 from collections.abc import Callable
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from serve.errors import Mismatch
-from serve.graphs.columns import Column
-from serve.graphs.csr import Rows
-from serve.graphs.edges import Edges
 from serve.graphs.features import FeatureKeeper
 from serve.graphs.snapshot import Snapshot
 from serve.graphs.updates import Change, changed
@@ -93,19 +90,15 @@ class ResidentGraph(Versioned[Snapshot, Change]):
     def __init__(
         self,
         name: str,
-        base: Rows,
-        x: NDArray[Any] | Column,
+        first: Snapshot,
         keeper: FeatureKeeper,
         source: str,
         labels: NDArray[np.int64] | None = None,
     ) -> None:
-        """`base` has in-neighbours by destination, `x` [N, F] features as `keeper` stores them.
+        """Begin with the version `first`, whose features are as `keeper` stores them.
 
-        `x` is a column where not all of them are here.
         `labels` [N] are classes of the nodes, to train on: negative for none, as of nodes that
         come later. None without any.
         """
         self.labels = labels
-        column = x if isinstance(x, Column) else Column.of(x, "float32")
-        first = Snapshot(1, Edges.of(base), column)
         super().__init__(name, source, first, lambda old, change: changed(old, change, keeper))

@@ -1,7 +1,8 @@
 """The features of a graph that is shared out over several servers, as one of them holds them.
 
-Each server has the whole topology, the features of the nodes of its own part, and those of the hot
-nodes, which are on all servers. It gets others from where they are, while a request is prepared.
+Each server has the features of the nodes of its own part, and those of the hot nodes, which are on
+all servers. It gets others from where they are, while a request is prepared. Edges are all on each
+server, or shared out with the features, see ``shared_snapshot``.
 """
 
 import hashlib
@@ -14,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serve.graphs.columns import Column
-from serve.graphs.csr import Ids
+from serve.graphs.csr import Ids, Rows
+from serve.graphs.edges import Edges
 from serve.graphs.features import FeatureKeeper
 from serve.graphs.partition import Parts
 from serve.graphs.shared_changes import ChangeOrder
@@ -31,7 +33,7 @@ class RowsOf(NamedTuple):
     graph: str
     #: Digest of what was read: topology, parts and number of features.
     files: bytes
-    #: Digest of all changes of the features since, in their order.
+    #: Digest of all changes since, in their order; of features alone where all edges are here.
     changes: bytes = b""
 
 
@@ -62,8 +64,27 @@ class RowSource(Protocol):
         """Return what it takes to get a row of each of the `parts` [K], as far as is known."""
         ...
 
-    def hold(self, column: "SharedColumn") -> None:
-        """Give other servers rows of that version from now on, and of those before for a while."""
+    def drawn(
+        self,
+        of: RowsOf,
+        nodes: Ids,
+        parts: Parts,
+        num_nodes: int,
+        fanout: int,
+        hop_seed: int,
+    ) -> tuple[Rows, int]:
+        """Have the servers of the `parts` [K] draw in-neighbours for the `nodes` [K] of theirs.
+
+        Returns these, each of the graph's `num_nodes` nodes, and for how long it waited, in ns;
+        raises NotReady, which names who did not draw. See ``shared_sampling.drawn``.
+        """
+        ...
+
+    def hold(self, column: "SharedColumn", edges: Edges | None = None) -> None:
+        """Give other servers rows of that version from now on, and of those before for a while.
+
+        With `edges`, which are those of the same nodes, draw for them too.
+        """
         ...
 
 
@@ -88,6 +109,16 @@ class SharedColumn(Column):
         """See ``Column``."""
         return super().nbytes + self.places.nbytes + self.parts.nbytes
 
+    def here(self, nodes: Ids) -> NDArray[np.bool_]:
+        """Mark those of `nodes` [K] that this server holds."""
+        held: NDArray[np.bool_] = self.places[nodes] != _ELSEWHERE
+        return held
+
+    def all_here(self, nodes: Ids) -> bool:
+        """Return True when all of `nodes`, which may be none of the graph, are held here."""
+        known = not nodes.size or 0 <= nodes.min() <= nodes.max() < self.places.size
+        return bool(known and self.here(nodes).all())
+
     def gather(self, nodes: Ids, target: NDArray[Any]) -> int:
         """See ``Column``; raises NotReady when others did not give their rows."""
         places = self.places[nodes]
@@ -109,11 +140,9 @@ class SharedColumn(Column):
 
     def rows_here(self, nodes: Ids) -> NDArray[Any] | None:
         """Return the rows of `nodes` [K] as they are stored; None when one of them is not here."""
-        if nodes.size and not (nodes.min() >= 0 and nodes.max() < self.places.size):
+        if not self.all_here(nodes):
             return None
         places = self.places[nodes].astype(np.int64)
-        if (places == _ELSEWHERE).any():
-            return None
         # Changed rows need not fit the smaller type of the others.
         dtype = self.dtype if self.changed.size else self.base.dtype
         found = np.empty((nodes.size, *self.shape), dtype)
@@ -152,13 +181,17 @@ class SharedColumn(Column):
         at = places[nodes]
         mine = at != _ELSEWHERE
         held = super().updated(at[mine].astype(np.int64), rows[mine])
+        found = replace(self, changed=held.changed, rows=held.rows, places=places, parts=parts)
+        return found.noted(nodes, rows)
+
+    def noted(self, *change: NDArray[Any]) -> "SharedColumn":
+        """Return the same features after a change, by which versions are told apart."""
+        if not any(array.size for array in change):
+            return self
         digest = hashlib.blake2b(self.of_rows.changes, digest_size=_DIGEST_BYTES)
-        for array in (nodes, rows):
+        for array in change:
             digest.update(np.ascontiguousarray(array).view(np.uint8).data)
-        of_rows = self.of_rows._replace(changes=digest.digest())
-        return replace(
-            self, changed=held.changed, rows=held.rows, places=places, parts=parts, of_rows=of_rows
-        )
+        return replace(self, of_rows=self.of_rows._replace(changes=digest.digest()))
 
     def compacted(self, num_nodes: int, keeper: FeatureKeeper) -> "SharedColumn":
         """See ``Column``."""

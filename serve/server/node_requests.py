@@ -329,13 +329,12 @@ def _prepare(
     snapshot: Snapshot, ids: np.ndarray, fanouts: tuple[int, ...], seed: int, *, gathers: bool
 ) -> tuple[tuple[int, int], int]:
     """Sample, and with `gathers` gather the features; see ``draw_probes``."""
-    sample = snapshot.sample(ids, fanouts, seed)
+    sample, network_ns = snapshot.rehearsed(ids, fanouts, seed)
     nodes = np.empty(sample.num_nodes, np.int64)
     sample.write_nodes(nodes)
-    network_ns = 0
     if gathers:
         features = np.empty((nodes.size, snapshot.num_features), np.float32)
-        network_ns = snapshot.column.rehearse(nodes, features)
+        network_ns += snapshot.column.rehearse(nodes, features)
     return (sample.num_nodes, sample.num_edges), network_ns
 
 

@@ -46,7 +46,7 @@ class PreparedNodes:
     positions: np.ndarray
     #: The version that was sampled; held until no lane needs its features.
     snapshot: Snapshot
-    #: How long other servers took to give their features.
+    #: How long other servers took to draw and to give their features.
     network_ns: int = 0
 
 
@@ -61,13 +61,13 @@ def prepare_nodes(
     """Sample the neighbourhood and stage it in a block of the pool, features gathered or listed.
 
     Raises InvalidInput for an id that is no node and for a sample that the model cannot take,
-    QueueFull when the pool has no room, NotReady when another server did not give its features.
+    QueueFull when the pool has no room, NotReady when another server did not give its part.
     """
     # The graph may change meanwhile: the request sees one version throughout.
     snapshot = request.graph.snapshot
     ids = read_ids(call, request.graph.name, snapshot.num_nodes)
     started_ns = clock.now_ns()
-    sample, nodes = _draw(snapshot, ids, request, seed)
+    sample, nodes, network_ns = _draw(snapshot, ids, request, seed)
     num_nodes, num_edges = sample.num_nodes, sample.num_edges
     if num_edges == 0 and not entry.signature.accepts_edgeless:
         raise InvalidInput(
@@ -92,7 +92,7 @@ def prepare_nodes(
     block = take_block(pool, in_pool.size_bytes)
     staged = in_pool.at(block)
     try:
-        network_ns = _fill(staged, snapshot, sample, nodes, pool)
+        network_ns += _fill(staged, snapshot, sample, nodes, pool)
     except BaseException:
         pool.free(block)
         raise
@@ -114,7 +114,7 @@ def stage_again(prepared: PreparedNodes, request: NodeRequest, seed: int, pool: 
     The sample is drawn again rather than kept, so requests that run once pay nothing.
     """
     snapshot = prepared.snapshot
-    sample, nodes = _draw(snapshot, prepared.ids, request, seed)
+    sample, nodes, _ = _draw(snapshot, prepared.ids, request, seed)
     _fill(prepared.staged, snapshot, sample, nodes, pool)
 
 
@@ -133,12 +133,15 @@ def read_ids(call: InferCall, graph: str, num_nodes: int) -> np.ndarray:
 
 def _draw(
     snapshot: Snapshot, ids: np.ndarray, request: NodeRequest, seed: int
-) -> tuple[native.Sample, np.ndarray]:
-    """Return the sample and its nodes; deterministic in snapshot, request and seed."""
-    sample = snapshot.sample(ids, request.fanouts, seed & (2**64 - 1))
+) -> tuple[native.Sample, np.ndarray, int]:
+    """Return the sample, its nodes, and how long other servers took to draw, in ns.
+
+    Deterministic in snapshot, request and seed but for that time.
+    """
+    sample, network_ns = snapshot.sampled(ids, request.fanouts, seed & (2**64 - 1))
     nodes = np.empty(sample.num_nodes, np.int64)
     sample.write_nodes(nodes)
-    return sample, nodes
+    return sample, nodes, network_ns
 
 
 def _fill(

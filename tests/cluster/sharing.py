@@ -33,7 +33,7 @@ class Cluster:
 
     def __init__(
         self, folder, count, *, replicas=1, hot=0.0, key=None, patience_ms=PATIENT_MS,
-        dtype="float32", graph=None,
+        dtype="float32", graph=None, with_edges=False,
     ):  # fmt: skip
         self.folder, self.count = folder, count
         self.graph = graph = graph or parts_of_graph()
@@ -48,7 +48,8 @@ class Cluster:
         for number, address in enumerate(self.addresses):
             rows = SharedRows(number % count, address, stores, key, patience_ms)
             self.rows.append(rows)
-            options = OpenOptions(feature_dtype=dtype, parting=Parting(parts_file, hot, rows))
+            parting = Parting(parts_file, hot, rows, with_edges=with_edges)
+            options = OpenOptions(feature_dtype=dtype, parting=parting)
             self.graphs.append(opened(graph, options))
         self.whole = opened(graph, OpenOptions(feature_dtype=dtype))
 

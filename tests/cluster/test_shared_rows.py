@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 zmq = pytest.importorskip("zmq", reason="ZeroMQ is not installed: pip install 'gnnserve[cluster]'")
 
 from bench.kit.waiting import PATIENCE_S, wait_for  # noqa: E402
-from serve.cluster import row_link, row_store, row_wire  # noqa: E402
+from serve.cluster import row_store, row_wire, wanted_rows  # noqa: E402
 from serve.cluster.row_wire import Keys, RowsGiven  # noqa: E402
 from serve.cluster.shared_rows import SharedRows  # noqa: E402
 from serve.cluster.stores_file import read_stores  # noqa: E402
@@ -81,7 +81,7 @@ def test_a_server_holds_its_part_and_what_is_hot(tmp_path):
 
 
 def test_rows_of_more_than_one_message_are_asked_for_piece_by_piece(servers, monkeypatch):
-    monkeypatch.setattr(row_link, "PIECE_BYTES", 3 * 5 * 4)
+    monkeypatch.setattr(wanted_rows, "PIECE_BYTES", 3 * 5 * 4)
     before = [rows.given["given"] for rows in servers.rows]
     found = servers.graphs[0].snapshot.features(ALL)
     np.testing.assert_array_equal(found, servers.whole.snapshot.features(ALL))
@@ -262,7 +262,7 @@ def test_servers_of_other_graphs_are_told_apart(tmp_path):
 
 def changed(graph, change):
     """Make the change as a server does; return the version that requests see from then on."""
-    return graph.update(change, accept=lambda new: new.column.publish())
+    return graph.update(change, accept=lambda new: new.publish())
 
 
 FEATURE = st.integers(-3, 300).map(float)

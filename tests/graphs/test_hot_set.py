@@ -3,10 +3,13 @@
 import numpy as np
 import pytest
 
+from serve.graphs.columns import Column
 from serve.graphs.csr import grouped
+from serve.graphs.edges import Edges
 from serve.graphs.features import FeatureKeeper
 from serve.graphs.hot_set import HotSet, most_rows, share_memory, slots_bytes
 from serve.graphs.resident import ResidentGraph
+from serve.graphs.snapshot import Snapshot
 from serve.graphs.updates import Change
 
 NODES, FEATURES = 4_000, 8
@@ -22,7 +25,8 @@ def graph(tmp_path):
     x = rng.standard_normal((NODES, FEATURES), dtype=np.float32)
     keeper = FeatureKeeper(dtype="float32", folder=tmp_path, shared=True)
     rows = grouped(rng.integers(0, NODES, sources.size), sources, NODES)
-    return ResidentGraph("g", rows, keeper.kept(x, "test"), keeper, "test")
+    first = Snapshot(1, Edges.of(rows), Column.of(keeper.kept(x, "test"), "float32"))
+    return ResidentGraph("g", first, keeper, "test")
 
 
 def memory_for(count, num_rows=NODES):
