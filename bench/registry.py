@@ -151,6 +151,8 @@ SECTIONS: dict[str, tuple[Entry, ...]] = {
               "graphs.partitions", "cluster.md", apart="needs gnnserve[cluster]"),
         Entry("What does a graph that is shared out over four servers cost a request?",
               "graphs.shared_rows", "cluster.md", apart="needs gnnserve[cluster]"),
+        Entry("How often do requests wait for others where edges are shared out?",
+              "graphs.shared_topology", "cluster.md", apart="needs gnnserve[cluster]"),
         Entry("What do requests see of lost servers and of changes where a graph is shared out?",
               "graphs.shared_faults", "cluster.md", apart="needs gnnserve[cluster]"),
     ),

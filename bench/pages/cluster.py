@@ -79,6 +79,15 @@ def partitions() -> str:
     })  # fmt: skip
 
 
+def shared_topology() -> str:
+    """Return how often requests wait for other servers where edges are shared out."""
+    return flat(read_result("shared_topology")["rows"], {
+        "parts": "{parts}", "everywhere": "{hot:.0%}", "memory": "{memory:.0%}", "ids": "{ids}",
+        "fan-outs": "{fanouts}", "rounds, median": "{median:.0f}", "mean": "{mean:.2f}",
+        "with push-down": "{pushed:.2f}", "features too": "{with_features:.2f}",
+    })  # fmt: skip
+
+
 def shared_rows() -> str:
     """Return what features of other servers cost, by request, and by the link alone."""
     return flat(read_result("shared_rows")["rows"], {
@@ -115,6 +124,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "cluster soak": soak,
     "cluster rollout": rollout,
     "cluster partitions": partitions,
+    "cluster shared topology": shared_topology,
     "cluster shared rows": shared_rows,
     "cluster shared lost": shared_lost,
     "cluster shared changed": shared_changed,

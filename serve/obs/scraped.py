@@ -71,9 +71,9 @@ class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RowCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a server got of features that others hold, and gave to others."""
+    """What a server got of graphs that others hold parts of, and gave to others."""
 
-    #: Requests that got all that they needed, and that did not.
+    #: Times that requests asked others, and got all that they needed or did not.
     got: int
     lost: int
     got_bytes: int
@@ -363,21 +363,23 @@ def _rows(rows: RowCounts) -> Iterator[Metric]:
     """Yield what was exchanged with other servers of graphs that are shared out."""
     requests = CounterMetricFamily(
         "gnnserve_rows_requests",
-        "Requests that needed features that other servers hold, by outcome",
+        "Times that requests needed features or edges that other servers hold, by outcome",
         labels=("outcome",),
     )
     for outcome, count in (("got", rows.got), ("lost", rows.lost)):
         requests.add_metric([outcome], count)
     yield requests
     sent = CounterMetricFamily(
-        "gnnserve_rows_bytes", "Bytes of features of other servers, by way", labels=("way",)
+        "gnnserve_rows_bytes",
+        "Bytes of features and edges of other servers, by way",
+        labels=("way",),
     )
     for way, count in (("got", rows.got_bytes), ("given", rows.given_bytes)):
         sent.add_metric([way], count)
     yield sent
     yield CounterMetricFamily(
         "gnnserve_rows_wait_seconds",
-        "Time for which requests waited for features of other servers",
+        "Time for which requests waited for features and edges of other servers",
         value=rows.waited_ns / 1e9,
     )
     yield CounterMetricFamily(

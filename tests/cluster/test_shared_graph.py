@@ -10,7 +10,7 @@ pytest.importorskip("zmq", reason="ZeroMQ is not installed: pip install 'gnnserv
 
 from bench.kit.servers import ServerProcess, free_ports
 from bench.kit.waiting import PATIENCE_S
-from serve.client import Client, Unavailable
+from serve.client import Client, InvalidRequest, Unavailable
 from serve.models.community import community_graph
 
 pytestmark = pytest.mark.slow
@@ -38,7 +38,10 @@ def servers(tmp_path_factory, addresses):
             rows = {"part": part, "listen": address, "servers_file": "stores", "key_file": "key"}
             # Both may stand still for a while on a busy machine.
             rows["patience_ms"] = 10_000
-            graphs = [{"name": "shared", "file": "own.npz", "parts": "parts.npy"}]
+            graphs = [
+                {"name": "shared", "file": "own.npz", "parts": "parts.npy"},
+                {"name": "apart", "file": "own.npz", "parts": "parts.npy", "share": "all"},
+            ]
             if part == 0:
                 graphs.append({"name": "whole", "file": "own.npz"})
             sections = {"models": {"load": ["gcn"]}, "device": {"lanes": 1}, "cluster.rows": rows}
@@ -60,6 +63,7 @@ def test_a_graph_that_is_shared_out_is_served_and_its_loss_told(servers, address
             for client in (a, b):
                 found = client.infer("gcn", graph="shared", **asked).output
                 assert found.tobytes() == whole.tobytes()
+        check_apart(a, b)
         counted = metrics(here)
         assert counted['gnnserve_rows_requests_total{outcome="got"}'] >= 5
         assert counted["gnnserve_rows_wait_seconds_total"] > 0
@@ -73,14 +77,38 @@ def test_a_graph_that_is_shared_out_is_served_and_its_loss_told(servers, address
         change = {"set_ids": [2, 3], "set_x": 1 - GRAPH.x[2:4]}
         for name in ("whole", "shared"):
             assert a.update_graph(name, **change).version == 3
-        # It makes both changes before it is ready again.
+        # It makes all changes before it is ready again.
         there.start()
         there.wait_ready()
-        assert metrics(there)["gnnserve_rows_changes"] == 2
+        assert metrics(there)["gnnserve_rows_changes"] == 3
         check_changed(a, (a, b), b, {"set_ids": [4], "set_x": 1 - GRAPH.x[4:5]}, 4)
         here.kill()
         with pytest.raises(Unavailable, match=f"{addresses[0]}, the sequencer of changes"):
             b.update_graph("shared", **change)
+
+
+def check_apart(a, b):
+    """Have both servers answer by edges that they share out, also after these have changed."""
+    edges, count = GRAPH.edge_index, len(GRAPH.x)
+    asked = [{"node_ids": np.arange(seed, count, 97), "seed": seed} for seed in range(3)]
+    for one in asked:
+        whole = a.infer("gcn", graph="whole", **one).output
+        for client in (a, b):
+            assert client.infer("gcn", graph="apart", **one).output.tobytes() == whole.tobytes()
+    end = int(edges[1, 0])
+    near = set(edges[0, edges[1] == end].tolist())
+    far = next(node for node in range(count) if node not in near)
+    for client in (a, b):
+        with pytest.raises(InvalidRequest, match=f"there is no edge {far} → {end}"):
+            client.update_graph("apart", remove_edges=[[far], [end]])
+    found = b.update_graph("apart", remove_edges=[[min(near)], [end]], add_edges=[[far], [end]])
+    assert (found.version, found.num_edges) == (2, edges.shape[1])
+    given = [
+        client.infer("gcn", graph="apart", node_ids=[end], fanouts="all").output.tobytes()
+        for client in (a, b)
+    ]
+    before = a.infer("gcn", graph="whole", node_ids=[end], fanouts="all").output.tobytes()
+    assert given[0] == given[1] != before
 
 
 def check_changed(whole, both, one, change, version):

@@ -123,9 +123,31 @@ def test_a_graph_is_shared_out_as_the_page_says(tmp_path):
     assert any("does not name this server, 10.0.0.1:8005" in one for one in told)
 
 
+def test_edges_are_shared_out_as_the_page_says(tmp_path):
+    (section,) = texts("docs/cluster.md", "toml", "edges")
+    (rows,) = texts("docs/cluster.md", "toml", "shared")
+    path = tmp_path / "gnnserve.toml"
+    path.write_text(rows[: rows.index("[[graph]]")] + section)
+    (graph,) = load_config(path).graph
+    assert graph.share == "all"
+    folder = tmp_path / graph.file
+    folder.mkdir()
+    (tmp_path / "models").mkdir()
+    np.save(folder / "edge_index.npy", np.array([[0, 1, 2, 3], [1, 2, 3, 0]]))
+    np.save(folder / "x.npy", np.ones((4, 2), np.float32))
+    np.save(tmp_path / graph.parts, np.array([0, 0, 1, 1]))
+    (tmp_path / "stores").write_text(texts("docs/cluster.md", "text", "stores")[0])
+    assert not check_config(path, lambda step, share: None, fast=True).errors
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
+        ('[[graph]]\nname = "a"\nfile = "a"\nshare = "all"', "graph[0].share: it needs parts"),
+        (
+            '[[graph]]\nname = "a"\nfile = "a"\nparts = "p"\nshare = "all"\nundirected = true',
+            "graph[0].share: it needs both directions in the file",
+        ),
         ('[[graph]]\nname = "a"\nfile = "a.npz"\nparts = "p"', "cluster.rows.listen is missing"),
         ('[cluster.rows]\nlisten = "127.0.0.1:1"', "cluster.rows.servers_file is missing"),
         ('[cluster.rows]\nlisten = "here"\nservers_file = "s"', "'here' is not host:port"),
