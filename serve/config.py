@@ -508,9 +508,7 @@ def _broken_rules(config: Config) -> Iterator[str]:
         yield "report.record_payloads: payloads lie beside a recording; name it in report.record"
     if config.cluster.servers_file is not None and config.server.tls.certificate is not None:
         yield "cluster.servers_file: servers pass on without the encryption of server.tls"
-    yield from broken_rules(
-        config.cluster.rows, [graph.name for graph in config.graph if graph.parts is not None]
-    )
+    yield from broken_rules(config.cluster.rows, config.graph)
     endpoint = config.traces.endpoint
     if endpoint is not None and not re.fullmatch(r"https?://[^/\s]+/?", endpoint):
         yield f"traces.endpoint: '{endpoint}' is no URL such as http://localhost:4317"
@@ -534,13 +532,6 @@ def _broken_rules(config: Config) -> Iterator[str]:
             yield f"graph[{index}].file and graph[{index}].dataset are {both}; give one"
         if not graph.name:
             yield f"graph[{index}].name: it is empty"
-        if graph.share == "all" and (graph.parts is None or graph.undirected):
-            wanted = (
-                "it needs parts"
-                if graph.parts is None
-                else "it needs both directions in the file, not undirected"
-            )
-            yield f"graph[{index}].share: {wanted}"
     names = [graph.name for graph in config.graph]
     for name in dict.fromkeys(names):
         if names.count(name) > 1:

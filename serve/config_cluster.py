@@ -2,7 +2,7 @@
 
 import ipaddress
 from collections.abc import Iterator, Sequence
-from typing import Annotated
+from typing import Annotated, Protocol
 
 from msgspec import Meta
 
@@ -11,9 +11,9 @@ from serve.units import parse_bytes
 
 
 class RowsConfig(Section, frozen=True):
-    """Section `[cluster.rows]`: features of graphs that are shared out over several servers."""
+    """Section `[cluster.rows]`: graphs that are shared out over several servers."""
 
-    #: Part of these graphs whose features are here, from 0.
+    #: Part of these graphs that is here, from 0.
     part: Annotated[int, Meta(ge=0)] = 0
     #: `host:port` at which other servers ask for features; None: no graph is shared out.
     listen: str | None = None
@@ -58,9 +58,39 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def broken_rules(rows: RowsConfig, shared: Sequence[str]) -> Iterator[str]:
-    """Yield what is wrong with the section, where the graphs `shared` are shared out."""
+class SharedOut(Protocol):
+    """What a graph's section says of how it is shared out, see ``config.GraphConfig``."""
+
+    @property
+    def name(self) -> str:
+        """Name of the graph."""
+        ...
+
+    @property
+    def parts(self) -> str | None:
+        """File with the part of each node; None: all of it is here."""
+        ...
+
+    @property
+    def share(self) -> str:
+        """`features`, or `all`: what of a part is on its servers alone."""
+        ...
+
+    @property
+    def undirected(self) -> bool:
+        """The reverse of every edge is added."""
+        ...
+
+
+def broken_rules(rows: RowsConfig, graphs: Sequence[SharedOut]) -> Iterator[str]:
+    """Yield what is wrong with the section, and with how the graphs are shared out."""
+    for index, graph in enumerate(graphs):
+        if graph.share == "all" and graph.parts is None:
+            yield f"graph[{index}].share: it needs parts"
+        if graph.share == "all" and graph.undirected:
+            yield f"graph[{index}].share: it needs both directions in the file, not undirected"
     if rows.listen is None:
+        shared = [graph.name for graph in graphs if graph.parts is not None]
         if shared:
             yield f"cluster.rows.listen is missing, and graph '{shared[0]}' has parts"
         return

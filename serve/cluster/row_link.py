@@ -8,7 +8,7 @@ import msgspec
 import zmq
 
 from serve.cluster.row_wire import Keys, RowsGiven, secure
-from serve.cluster.wanted_rows import Wanted
+from serve.cluster.wanted_rows import WantedRows
 from serve.core.cluster.rows import RowFetch, Store
 
 #: A connection that ended is noticed within this time.
@@ -45,12 +45,12 @@ class Link:
         for store in list(self._sockets):
             self._drop(store)
 
-    def ask(self, fetch: RowFetch, wanted: Wanted) -> None:
+    def ask(self, fetch: RowFetch, wanted: WantedRows) -> None:
         """Ask whom `fetch` names, without waiting; `collect` does the rest."""
         for part in wanted.pieces:
             self._send(fetch, wanted, part)
 
-    def collect(self, fetch: RowFetch, wanted: Wanted) -> None:
+    def collect(self, fetch: RowFetch, wanted: WantedRows) -> None:
         """Give `wanted` the rows as they come, until `fetch` is done."""
         while not fetch.done:
             now_ns = time.monotonic_ns()
@@ -75,7 +75,7 @@ class Link:
                 else:
                     self._receive(fetch, wanted, part, socket, now_ns)
 
-    def _wait(self, fetch: RowFetch, wanted: Wanted, now_ns: int) -> None:
+    def _wait(self, fetch: RowFetch, wanted: WantedRows, now_ns: int) -> None:
         """Wait until a socket can do what is wanted of it, or it is time to look."""
         poller = zmq.Poller()
         left_ms = math.ceil((fetch.wake_ns - now_ns) / 1e6)
@@ -86,7 +86,7 @@ class Link:
                 poller.register(self._socket(store), zmq.POLLIN if piece.number else zmq.POLLOUT)
         poller.poll(max(0, min(_LOOK_MS, left_ms)))
 
-    def _send(self, fetch: RowFetch, wanted: Wanted, part: int) -> None:
+    def _send(self, fetch: RowFetch, wanted: WantedRows, part: int) -> None:
         """Ask for the next piece of a part, unless there is no connection yet."""
         store = fetch.asked(part)
         if store is None:
@@ -104,7 +104,12 @@ class Link:
         self._numbers = piece.number = number
 
     def _receive(
-        self, fetch: RowFetch, wanted: Wanted, part: int, socket: "zmq.Socket[bytes]", now_ns: int
+        self,
+        fetch: RowFetch,
+        wanted: WantedRows,
+        part: int,
+        socket: "zmq.Socket[bytes]",
+        now_ns: int,
     ) -> None:
         piece = wanted.pieces[part]
         while True:
@@ -138,7 +143,9 @@ class Link:
             with self._lock:
                 fetch.answered(part)
 
-    def _failed(self, fetch: RowFetch, wanted: Wanted, part: int, told: str, now_ns: int) -> None:
+    def _failed(
+        self, fetch: RowFetch, wanted: WantedRows, part: int, told: str, now_ns: int
+    ) -> None:
         """Tell of a store's failure, leave its connection, and ask who is next."""
         store = fetch.asked(part)
         assert store is not None

@@ -23,7 +23,7 @@ from serve.cluster.row_store import RowStore
 from serve.cluster.row_wire import Keys
 from serve.cluster.shared_changes import SharedChanges
 from serve.cluster.stores_file import read_stores
-from serve.cluster.wanted_rows import Wanted, WantedDraws, WantedFeatures
+from serve.cluster.wanted_rows import WantedDraws, WantedFeatures, WantedRows
 from serve.core.cluster.rows import RowFetch, Stores, expected_ns
 from serve.errors import ConfigError, NotReady
 from serve.graphs.csr import Ids, Rows
@@ -149,7 +149,7 @@ class SharedRows:
         return wanted.rows(), waited_ns
 
     @contextmanager
-    def _asked(self, wanted: Wanted) -> Iterator[Callable[[str], int]]:
+    def _asked(self, wanted: WantedRows) -> Iterator[Callable[[str], int]]:
         """Ask for what is wanted; yield what waits for it, which is told what servers are to do."""
         link = self._link()
         try:
@@ -166,7 +166,7 @@ class SharedRows:
         finally:
             self._links.put(link)
 
-    def _arrive(self, link: Link, fetch: RowFetch, wanted: Wanted, meant: str) -> int:
+    def _arrive(self, link: Link, fetch: RowFetch, wanted: WantedRows, meant: str) -> int:
         """Wait for all that is wanted; return for how long, in ns, or raise NotReady."""
         began_ns = time.monotonic_ns()
         link.collect(fetch, wanted)

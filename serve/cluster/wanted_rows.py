@@ -40,7 +40,7 @@ class Piece:
         return self.at[self.begin : self.end]
 
 
-class Wanted(ABC):
+class WantedRows(ABC):
     """Rows of nodes, by part."""
 
     def __init__(self, of_rows: RowsOf, nodes: Ids, parts: Parts, row_bytes: int) -> None:
@@ -81,7 +81,7 @@ class Wanted(ABC):
         """Take the rows of an answer; return of how many nodes, 0 when it has others."""
 
 
-class WantedFeatures(Wanted):
+class WantedFeatures(WantedRows):
     """Rows of features."""
 
     def __init__(self, of_rows: RowsOf, nodes: Ids, parts: Parts, num_features: int) -> None:
@@ -97,7 +97,7 @@ class WantedFeatures(Wanted):
         return RowsAsked(number, *self.of_rows)
 
     def take(self, part: int, dtype: str, frames: Sequence[memoryview]) -> int:
-        """See ``Wanted``."""
+        """See ``WantedRows``."""
         where = self.pieces[part].now
         width = self._target.shape[1]
         rows = _array(dtype, frames[0], DTYPES) if len(frames) == 1 else None
@@ -107,7 +107,7 @@ class WantedFeatures(Wanted):
         return where.size
 
 
-class WantedDraws(Wanted):
+class WantedDraws(WantedRows):
     """In-neighbours that nodes draw."""
 
     def __init__(
@@ -128,7 +128,7 @@ class WantedDraws(Wanted):
         return RowsAsked(number, *self.of_rows, fanout=self._fanout, hop_seed=self._hop_seed)
 
     def take(self, part: int, dtype: str, frames: Sequence[memoryview]) -> int:
-        """See ``Wanted``."""
+        """See ``WantedRows``."""
         if len(frames) != 2:
             return 0
         lengths, ids = _array("int32", frames[0], ID_DTYPES), _array(dtype, frames[1], ID_DTYPES)
