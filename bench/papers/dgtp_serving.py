@@ -51,7 +51,7 @@ CASES = (
 
 SCRIPT = Script(
     "dgtp_serving",
-    full={"instances": 6, "requests": 3000, "steps": 2000, "placements": 20},
+    full={"instances": 6, "requests": 3000, "steps": 1500, "placements": 20},
     quick={"instances": 1, "requests": 100, "steps": 40, "placements": 4},
     tables=[
         Table("Load at ≤ 1 % late ÷ that of servers that are alike", "rows", {

@@ -1,5 +1,6 @@
 """Commands about several machines: `cluster up|status|drain|update|down|page|plan`."""
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -154,22 +155,36 @@ def page_command(
 
 @app.command("plan")
 def plan_command(
-    file: Annotated[Path, typer.Argument(help="The description of machines and job, TOML.")],
+    file: Annotated[
+        Path, typer.Argument(help="The description of machines, and job or servers, TOML.")
+    ],
     svg: Annotated[Path | None, typer.Option(help="Draw the placement into this file.")] = None,
     steps: Annotated[int, typer.Option(min=0, help="How many placements to look at.")] = 10_000,
     seed: Annotated[int, typer.Option(help="The same seed finds the same placement.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Find out on which machines the tasks of a distributed GNN training are best placed.
+    """Find out on which machines the tasks of a distributed GNN training, or servers, are best.
 
     Simulates the training with graph stores, samplers, workers and parameter servers or a ring, and
-    compares with each worker beside its samplers, as DistDGL places them.
+    compares with each worker beside its samplers, as DistDGL places them. A description with
+    requests is one of servers: stores of a graph's parts, samplers and lanes.
     """
-    from serve.commands.plan import plan, print_plan
-    from serve.commands.plan_picture import plan_picture
+    from serve.toml_tables import read_toml
 
+    table, where = read_toml(file), str(file)
     with Steps(_errors) as told:
-        found = plan(file, steps=steps, seed=seed, progress=told.tell)
+        if "requests" in table:
+            from serve.commands.serving_picture import serving_picture
+            from serve.commands.serving_plan import plan_servers, print_servers
+
+            servers = plan_servers(table, where, steps=steps, seed=seed, progress=told.tell)
+            picture, show = partial(serving_picture, servers), partial(print_servers, servers)
+        else:
+            from serve.commands.plan import plan, print_plan
+            from serve.commands.plan_picture import plan_picture
+
+            found = plan(table, where, steps=steps, seed=seed, progress=told.tell)
+            picture, show = partial(plan_picture, found), partial(print_plan, found)
     if svg is not None:
-        svg.write_text(plan_picture(found), encoding="utf-8")
-    print_plan(found, as_json=as_json)
+        svg.write_text(picture(), encoding="utf-8")
+    show(as_json=as_json)

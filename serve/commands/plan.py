@@ -2,18 +2,22 @@
 
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from random import Random
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from rich.table import Table
 
+from serve.commands.plan_file import (
+    Amount,
+    MachineTable,
+    Positive,
+    described_machines,
+)
 from serve.core.placement.critical import competitive_ratio, critical_path_s, lower_bound_s
 from serve.core.placement.job import (
     Assignment,
     DistributedJob,
-    JobMachine,
     JobRole,
     Volumes,
     drawn_volumes,
@@ -30,29 +34,11 @@ from serve.core.placement.training import (
 from serve.errors import ConfigError
 from serve.progress import Progress
 from serve.terminal import Console
-from serve.toml_tables import Section, decode_table, read_toml
+from serve.toml_tables import Count, Section, decode_table
 
-_GBIT_S = 1e9 / 8
 _MB = 1e6
 #: What a file may ask for, so that a slip of the keyboard takes no day.
 _MOST_MACHINES, _MOST_TASKS, _MOST_ITERATIONS = 256, 2000, 1000
-
-Positive = Annotated[float, msgspec.Meta(gt=0)]
-Amount = Annotated[float, msgspec.Meta(ge=0)]
-Count = Annotated[int, msgspec.Meta(ge=1)]
-
-
-class MachineTable(Section, frozen=True, kw_only=True):
-    """Machines that are alike."""
-
-    name: str
-    count: Count = 1
-    #: What tasks may take, by resource.
-    has: dict[str, Amount]
-    #: Of its network interface, each way.
-    gbit_s: Positive
-    #: How many times as fast as described it runs a worker.
-    speed: Positive = 1.0
 
 
 class TaskTable(Section, frozen=True, kw_only=True):
@@ -113,14 +99,16 @@ class PlannedJob:
         return 1 - self.run.makespan_s / self.colocated_s
 
 
-def plan(path: Path, *, steps: int, seed: int, progress: Progress) -> PlannedJob:
-    """Place the job that the file at `path` describes.
+def plan(
+    table: dict[str, Any], where: str, *, steps: int, seed: int, progress: Progress
+) -> PlannedJob:
+    """Place the job that a file describes, of which `table` is the content and `where` the path.
 
     The result follows from the file, `steps` and `seed`. Raises ConfigError for a wrong file, and
     for a job that fits nowhere.
     """
-    described = decode_table(read_toml(path), JobFile, str(path))
-    job = described_job(described, str(path))
+    described = decode_table(table, JobFile, where)
+    job = described_job(described, where)
     progress(f"looking at {steps:,} placements", 0.0)
     params = SearchParams(
         steps=steps, seed=seed, iterations=described.iterations, window=described.window
@@ -142,54 +130,37 @@ def plan(path: Path, *, steps: int, seed: int, progress: Progress) -> PlannedJob
 
 def described_job(described: JobFile, where: str) -> DistributedJob:
     """Return the job; raises ConfigError that begins with `where`."""
-    resources = list(dict.fromkeys(name for one in described.machines for name in one.has))
-    machines: list[JobMachine] = []
-    speeds: list[float] = []
-    for table in described.machines:
-        for number in range(min(table.count, _MOST_MACHINES + 1)):
-            name = table.name if table.count == 1 else f"{table.name}-{number}"
-            has = tuple(table.has.get(resource, 0.0) for resource in resources)
-            network = table.gbit_s * _GBIT_S
-            machines.append(JobMachine(name, has, network, network))
-            speeds.append(table.speed)
-    if not 0 < len(machines) <= _MOST_MACHINES:
-        raise ConfigError(f"{where}: 1 to {_MOST_MACHINES} machines, got {len(machines)}")
-    if len({machine.name for machine in machines}) < len(machines):
-        raise ConfigError(f"{where}: machines: two have one name")
+    hosts = described_machines(described.machines, _MOST_MACHINES, where)
     shape = TrainingShape(
         described.worker.count,
         described.sampler.count,
         described.server.count if described.server else 0,
     )
     ring = 0 if shape.servers else 2 * shape.workers - 2
-    tasks = len(machines) + shape.workers * (1 + shape.samplers + ring) + shape.servers
+    tasks = len(hosts.machines) + shape.workers * (1 + shape.samplers + ring) + shape.servers
     if tasks > _MOST_TASKS:
         raise ConfigError(f"{where}: {tasks} tasks, at most {_MOST_TASKS} are planned")
     tables = {
         JobRole.STORE: described.store, JobRole.SAMPLER: described.sampler,
         JobRole.WORKER: described.worker, JobRole.SERVER: described.server,
     }  # fmt: skip
-    kinds = {}
-    for role, needs in tables.items():
-        if needs is None:
-            continue
-        if unknown := [name for name in needs.needs if name not in resources]:
-            raise ConfigError(
-                f"{where}: {role.value}.needs.{unknown[0]}: no machine has it; known: "
-                f"{', '.join(resources)}"
-            )
-        kinds[role] = TaskKind(
-            tuple(needs.needs.get(resource, 0.0) for resource in resources),
+    kinds = {
+        role: TaskKind(
+            hosts.demand(table.needs, role.value),
             tuple(
-                needs.run_ms / 1000 / (speed if role is JobRole.WORKER else 1.0) for speed in speeds
+                table.run_ms / 1000 / (speed if role is JobRole.WORKER else 1.0)
+                for speed in hosts.speeds
             ),
         )
+        for role, table in tables.items()
+        if table is not None
+    }
     sent = described.volumes
     volumes = TrainingVolumes(
         sent.features_mb * _MB, sent.locality, sent.batch_mb * _MB, sent.model_mb * _MB,
         sent.factors,
     )  # fmt: skip
-    return training_job(resources, machines, shape, kinds, volumes)
+    return training_job(hosts.resources, hosts.machines, shape, kinds, volumes)
 
 
 def print_plan(found: PlannedJob, *, as_json: bool) -> None:

@@ -96,6 +96,16 @@ def test_the_training_that_it_describes_is_placed(tmp_path):
     assert (tmp_path / "placement.svg").read_text().startswith("<svg")
 
 
+def test_the_servers_that_it_describes_are_placed(tmp_path):
+    (description,) = texts("docs/cluster.md", "toml", "plan-serving")
+    (command,) = texts("docs/cluster.md", "sh", "plan-serving")
+    (tmp_path / "serving.toml").write_text("simulated = 100\n" + description)
+    said = run_python(["-m", "serve", *command.split()[1:], "--steps", "40"], tmp_path)
+    assert "samplers that prepare for lanes of other machines" in said
+    assert "GPU lane" in said
+    assert (tmp_path / "serving.svg").read_text().startswith("<svg")
+
+
 def test_a_graph_is_shared_out_as_the_page_says(tmp_path):
     pytest.importorskip("pymetis", reason="METIS is not installed: pip install 'gnnserve[cluster]'")
     (command,) = texts("docs/cluster.md", "sh", "shared")

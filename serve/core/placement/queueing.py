@@ -12,7 +12,7 @@ from serve.core.placement.job import Assignment
 from serve.core.placement.serving import RequestClass, Serving, ServingLayout, TaskPool
 
 #: In how many slices each class is spread.
-_SLICES = 8
+_SLICES = 16
 #: From here on what is busier takes longer in proportion, so that overloads can be compared.
 _MOST_BUSY = 0.98
 
@@ -94,10 +94,10 @@ class _Spread:
                 for holders in self._layout.asked[sampler]
             )
             way = _Way(of, rate_s, sampler, 0, sources)
-            prepared_s = self._fetch_s(way) + self._prepare_s(way)
+            prepared_s = self._fetch_s(way) + self._prepare_s(way, rate_s)
             for lane in lanes:
                 way.lane = lane
-                took_s = prepared_s + self._send_s(way) + self._run_s(way)
+                took_s = prepared_s + self._send_s(way) + self._run_s(way, rate_s)
                 if best is None or took_s < best[0]:
                     best = took_s, _Way(of, rate_s, sampler, lane, sources)
         return best and best[1]
@@ -130,7 +130,9 @@ class _Spread:
         return exp(-slack_s / wait_s) if wait_s > 0 else 0.0
 
     def _took_s(self, way: _Way) -> float:
-        return self._fetch_s(way) + self._prepare_s(way) + self._send_s(way) + self._run_s(way)
+        return (
+            self._fetch_s(way) + self._prepare_s(way, 0) + self._send_s(way) + self._run_s(way, 0)
+        )
 
     def _fetch_s(self, way: _Way) -> float:
         """Return how long the rows take: all come at once, the last one counts."""
@@ -160,12 +162,14 @@ class _Spread:
             _stretch(self._in[target]) / machines[target].in_bytes_s,
         )
 
-    def _prepare_s(self, way: _Way) -> float:
-        pool = self._layout.samplers[way.sampler]
-        return _queued_s(way.of.prepare_s, pool, self._samplers[way.sampler])
+    def _prepare_s(self, way: _Way, more_s: float) -> float:
+        """Return how long preparing takes when so many more in a second go this way."""
+        pool, alone_s = self._layout.samplers[way.sampler], way.of.prepare_s
+        return _queued_s(alone_s, pool, self._samplers[way.sampler], more_s)
 
-    def _run_s(self, way: _Way) -> float:
-        return _queued_s(way.of.run_s, self._layout.lanes[way.lane], self._lanes[way.lane])
+    def _run_s(self, way: _Way, more_s: float) -> float:
+        pool = self._layout.lanes[way.lane]
+        return _queued_s(way.of.run_s, pool, self._lanes[way.lane], more_s)
 
 
 def _stretch(busy: float) -> float:
@@ -175,7 +179,11 @@ def _stretch(busy: float) -> float:
     return (1 + (busy - _MOST_BUSY) / (1 - _MOST_BUSY)) / (1 - _MOST_BUSY)
 
 
-def _queued_s(alone_s: float, pool: TaskPool, busy: float) -> float:
-    """Return the time of a request with what it waits for, on average (Sakasegawa)."""
+def _queued_s(alone_s: float, pool: TaskPool, busy: float, more_s: float) -> float:
+    """Return the time of a request with what it waits for, on average (Sakasegawa).
+
+    `busy` is how busy the pool is before `more_s` further requests in a second.
+    """
+    busy += more_s * alone_s * pool.pace / pool.size
     waiting: float = busy ** (sqrt(2 * (pool.size + 1)) - 1) * _stretch(busy) / pool.size
     return alone_s * pool.pace * (1 + waiting)
