@@ -1,5 +1,7 @@
 """Files of a shared graph that have its changes: what servers open is what they held before."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -23,6 +25,7 @@ servers_file = "stores"
 name = "{name}"
 file = "made.npz"
 parts = "parts.npy"
+share = "{share}"
 """
 
 
@@ -30,27 +33,33 @@ def silent(step, share):
     pass
 
 
-@pytest.fixture
-def changed(tmp_path):
+@pytest.fixture(params=["features", "all"])
+def changed(tmp_path, request):
     """Return a folder with a graph's files and a log of changes, and the graph that they make."""
     graph = parts_of_graph()
     y = np.arange(NODES) % 3
     np.savez(tmp_path / "made.npz", num_nodes=NODES, edge_index=graph.edge_index, x=graph.x, y=y)
-    (tmp_path / "gnnserve.toml").write_text(CONFIG.format(name="made"))
-    with cluster(tmp_path, 2, graph=graph) as two:
+    (tmp_path / "gnnserve.toml").write_text(CONFIG.format(name="made", share=request.param))
+    first = Change(set_ids=np.array([3, 5]), set_x=np.full((2, FEATURES), 7, np.float32))
+    if request.param == "all":
+        # Of two changes that remove an edge at once, the second one finds it gone.
+        first = replace(first, remove_edges=graph.edge_index[:, :1])
+    second = Change(
+        add_x=np.ones((3, FEATURES), np.float32),
+        add_edges=np.array([[0, NODES], [NODES + 2, 1]]),
+        remove_edges=graph.edge_index[:, :2],
+    )
+    with cluster(tmp_path, 2, graph=graph, with_edges=request.param == "all") as two:
         two.order_changes()
-        for change in (
-            Change(set_ids=np.array([3, 5]), set_x=np.full((2, FEATURES), 7, np.float32)),
-            Change(
-                add_x=np.ones((3, FEATURES), np.float32),
-                add_edges=np.array([[0, NODES], [NODES + 2, 1]]),
-                remove_edges=graph.edge_index[:, :2],
-            ),
-        ):
+        for change in (first, second):
             two.rows[1].changes.change("made", change, None)
         found = two.graphs[0].snapshot
         features = found.features(np.arange(found.num_nodes))
-        return tmp_path, found.edges(), features, found.column.parts
+        edges = found.edges()
+        if request.param == "all":
+            edges = np.concatenate([each.snapshot.edges() for each in two.graphs], axis=1)
+            edges = edges[:, np.argsort(edges[1], kind="stable")]
+        return tmp_path, edges, features, found.column.parts
 
 
 def test_a_graph_that_is_written_anew_is_what_servers_held(changed):
