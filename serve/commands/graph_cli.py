@@ -49,22 +49,23 @@ def import_command(
 @app.command("partition")
 def partition_command(
     file: Annotated[Path, typer.Argument(help="A graph that servers read.")],
-    parts: Annotated[int, typer.Option(min=1, help="Machines to share the features out to.")],
+    parts: Annotated[int, typer.Option(min=1, help="Machines to share the graph out to.")],
     method: Annotated[
         str, typer.Option(help="metis: few edges between parts; random: for comparison.")
     ] = "metis",
     fanouts: Annotated[str, typer.Option(help="As of requests, such as 10,5; or all.")] = "10,10",
     hot: Annotated[
-        float, typer.Option(min=0, max=1, help="Share of nodes whose features are everywhere.")
+        float, typer.Option(min=0, max=1, help="Share of nodes that are everywhere.")
     ] = 0.05,
     out: Annotated[
         Path | None, typer.Option(help="Write the part of each node here, .npy of uint16.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Share out a graph's features, and tell what requests would fetch from other machines.
+    """Share out a graph, and tell what requests would fetch from other machines.
 
-    Each request is at the machine whose part has most of its ids; the topology is on every machine.
+    Each request is at the machine whose part has most of its ids. Edges are on every machine, or
+    shared out too: the last column tells how often a request then waits for neighbours.
     """
     from serve.commands.partition_graph import partition_graph, print_partition
     from serve.obs.log import setup_logging

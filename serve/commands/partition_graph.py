@@ -1,4 +1,4 @@
-"""`gnnserve graph partition`: what machines that share a graph's features would fetch."""
+"""`gnnserve graph partition`: what machines that share out a graph would fetch."""
 
 import sys
 import tempfile
@@ -14,6 +14,7 @@ from serve.graphs.partition import (
     Fetches,
     cut_share,
     fetches,
+    held_edges,
     hottest,
     imbalance,
     partition,
@@ -37,10 +38,11 @@ class FetchRow(msgspec.Struct, frozen=True):
     cold_remote_share: float
     remote_bytes: float
     asked: float
+    rounds: float
 
 
 class GraphPartition(msgspec.Struct, frozen=True):
-    """A graph whose features were shared out."""
+    """A graph that was shared out."""
 
     parts: int
     method: str
@@ -49,6 +51,8 @@ class GraphPartition(msgspec.Struct, frozen=True):
     cut_share: float
     imbalance: float
     hot_share: float
+    #: In-edges that the server of the most would hold where they are shared out.
+    most_edges: int
     requests: list[FetchRow]
 
 
@@ -67,7 +71,10 @@ def partition_graph(
     """
     hops = _hops(fanouts)
     with tempfile.TemporaryDirectory(prefix="gnnserve-partition-") as folder:
-        graph = open_graph(file.stem, file, OpenOptions(cache=Path(folder)), progress)
+        # Features are not looked at; those of an archive would be written to a file first.
+        above = None if file.suffix == ".npz" else 0
+        options = OpenOptions(cache=Path(folder), map_above_bytes=above)
+        graph = open_graph(file.stem, file, options, progress)
         if not isinstance(graph, ResidentGraph):
             raise ConfigError(f"{file}: a graph of several types cannot be partitioned yet")
         snapshot = graph.snapshot
@@ -86,7 +93,7 @@ def partition_graph(
             rows.append(_row(ids, fetches(snapshot, found, marked, asked, hops), row_bytes))
         return GraphPartition(
             parts, method, snapshot.num_nodes, snapshot.num_edges, cut_share(snapshot, found),
-            imbalance(found, parts), hot, rows,
+            imbalance(found, parts), hot, int(held_edges(snapshot, found, marked).max()), rows,
         )  # fmt: skip
 
 
@@ -99,17 +106,20 @@ def print_partition(found: GraphPartition, as_json: bool) -> None:
     console.print(
         f"{found.num_nodes:,} nodes and {found.num_edges:,} edges in {found.parts} parts "
         f"({found.method}): {found.cut_share:.1%} of the edges are between parts; the largest part "
-        f"has {found.imbalance:.2f} times the mean.",
+        f"has {found.imbalance:.2f} times the mean. Where edges are shared out too, a server holds "
+        f"up to {found.most_edges:,} of them.",
         soft_wrap=True,
     )
     table = Table()
-    headings = ("ids", "nodes", "elsewhere", "with hot nodes everywhere", "bytes", "machines asked")
+    headings = ("ids", "nodes", "elsewhere", "with hot nodes everywhere", "bytes", "machines asked",
+                "waits, edges shared out")  # fmt: skip
     for heading in headings:
         table.add_column(heading, justify="right")
     for row in found.requests:
         table.add_row(
             str(row.ids), f"{row.nodes:,.0f}", f"{row.remote_share:.0%}",
             f"{row.cold_remote_share:.0%}", format_bytes(row.remote_bytes), f"{row.asked:.1f}",
+            f"{row.rounds:.1f}",
         )  # fmt: skip
     console.print(table)
 
@@ -117,8 +127,9 @@ def print_partition(found: GraphPartition, as_json: bool) -> None:
 def _row(ids: int, found: Fetches, row_bytes: int) -> FetchRow:
     remote_bytes = found.nodes * found.remote_share * row_bytes
     return FetchRow(
-        ids, found.nodes, found.remote_share, found.cold_remote_share, remote_bytes, found.asked
-    )
+        ids, found.nodes, found.remote_share, found.cold_remote_share, remote_bytes, found.asked,
+        found.rounds,
+    )  # fmt: skip
 
 
 def _hops(text: str) -> list[int]:

@@ -1,8 +1,8 @@
 """Parts of a graph for several machines, and what a request then has to fetch from others.
 
-Topology stays whole on every machine, as it takes 4 B an edge; the features, hundreds of bytes a
-node, are shared out. So samples stay what they are, and a request gathers the features of its nodes
-from the parts that they belong to.
+Features, hundreds of bytes a node, are shared out: a request gathers those of its nodes from the
+parts that they belong to. Edges, 4 bytes each, are whole on every machine, or shared out too: then
+the parts draw for their nodes, hop by hop. The sample is the same.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serve.errors import ConfigError
+from serve.graphs.csr import Ids, Rows
 from serve.graphs.generate import both_directions
+from serve.graphs.shared_sampling import drawn, joined_sample, seed_of_hop
 from serve.graphs.snapshot import Snapshot
 
 #: `metis` keeps neighbours together (Karypis and Kumar, SIAM J. Sci. Comput. 20(1), 1998).
@@ -21,6 +23,7 @@ METHODS = ("metis", "random")
 #: What a part of a node is stored as.
 MOST_PARTS = 1 << 16
 Parts = NDArray[np.uint16]
+Marks = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,9 @@ class Fetches:
     cold_remote_share: float
     #: Other machines that it asks.
     asked: float
+    #: Hops that reach nodes which neither are of its part nor hot: so often it waits for others to
+    #: draw where edges are shared out.
+    rounds: float
 
 
 def partition(snapshot: Snapshot, count: int, method: str, seed: int = 0) -> Parts:
@@ -75,17 +81,17 @@ def imbalance(parts: Parts, count: int) -> float:
     return float(np.bincount(parts, minlength=count).max() * count / parts.size)
 
 
-def hottest(snapshot: Snapshot, share: float) -> NDArray[np.bool_]:
+def hottest(snapshot: Snapshot, share: float) -> Marks:
     """Mark the share of nodes that are in-neighbours of most others, [N]."""
     return hottest_of(snapshot.edges()[0], snapshot.num_nodes, share)
 
 
-def hottest_of(sources: NDArray[Any], num_nodes: int, share: float) -> NDArray[np.bool_]:
+def hottest_of(sources: NDArray[Any], num_nodes: int, share: float) -> Marks:
     """Mark the share of `num_nodes` nodes that are most often in `sources`, [N]."""
     return hottest_by(np.bincount(sources, minlength=num_nodes), share)
 
 
-def hottest_by(degrees: NDArray[np.int64], share: float) -> NDArray[np.bool_]:
+def hottest_by(degrees: NDArray[np.int64], share: float) -> Marks:
     """Mark the share of the nodes that have the most of `degrees`, [N]."""
     hot = np.zeros(degrees.size, bool)
     hot[np.argsort(-degrees, kind="stable")[: int(share * degrees.size)]] = True
@@ -95,7 +101,7 @@ def hottest_by(degrees: NDArray[np.int64], share: float) -> NDArray[np.bool_]:
 def fetches(
     snapshot: Snapshot,
     parts: Parts,
-    hot: NDArray[np.bool_],
+    hot: Marks,
     requests: Sequence[NDArray[np.int64]],
     fanouts: Sequence[int],
 ) -> Fetches:
@@ -104,17 +110,32 @@ def fetches(
     Each is at the machine whose part has most of its ids. `hot` marks nodes whose features are
     everywhere, [N].
     """
-    counted = np.zeros(4)
+    counted = np.zeros(5)
     for seed, ids in enumerate(requests):
-        sample = snapshot.sample(ids, fanouts, seed)
+        home = int(np.bincount(parts[ids]).argmax())
+        elsewhere = ~hot & (parts != home)
+        rounds = 0
+
+        def draw(nodes: Ids, hop: int, seed: int = seed, away: Marks = elsewhere) -> Rows:
+            nonlocal rounds
+            rounds += bool(away[nodes].any())
+            return drawn(snapshot.in_edges, nodes, fanouts[hop], seed_of_hop(seed, hop))
+
+        sample = joined_sample(ids, fanouts, snapshot.num_nodes, seed, draw)
         nodes = np.empty(sample.num_nodes, np.int64)
         sample.write_nodes(nodes)
-        home = np.bincount(parts[ids]).argmax()
         remote = nodes[parts[nodes] != home]
-        asked = np.unique(parts[remote]).size
-        counted += np.array([nodes.size, remote.size, np.count_nonzero(~hot[remote]), asked])
-    gathered, elsewhere, cold, asked_in_all = counted.tolist()
+        cold, asked = np.count_nonzero(~hot[remote]), np.unique(parts[remote]).size
+        counted += np.array([nodes.size, remote.size, cold, asked, rounds])
+    gathered, remote_in_all, cold_in_all, asked_in_all, rounds_in_all = counted.tolist()
     return Fetches(
-        gathered / len(requests), elsewhere / gathered, cold / gathered,
-        asked_in_all / len(requests),
+        gathered / len(requests), remote_in_all / gathered, cold_in_all / gathered,
+        asked_in_all / len(requests), rounds_in_all / len(requests),
     )  # fmt: skip
+
+
+def held_edges(snapshot: Snapshot, parts: Parts, hot: Marks) -> NDArray[np.int64]:
+    """Return the in-edges of the nodes of each part, and of the hot ones, by part."""
+    degrees = snapshot.in_edges.degrees(np.arange(snapshot.num_nodes))
+    cold = np.bincount(parts[~hot], weights=degrees[~hot], minlength=int(parts.max()) + 1)
+    return cold.astype(np.int64) + int(degrees[hot].sum())

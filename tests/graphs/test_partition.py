@@ -8,7 +8,7 @@ import pytest
 
 from serve.errors import ConfigError
 from serve.graphs.load import GraphParts, OpenOptions, held
-from serve.graphs.partition import cut_share, fetches, hottest, imbalance, partition
+from serve.graphs.partition import cut_share, fetches, held_edges, hottest, imbalance, partition
 from tests.e2e.support import run_python
 
 #: Two cliques of eight with one edge between them, 7 to 8.
@@ -50,15 +50,26 @@ def test_what_is_fetched_is_what_other_parts_have(cliques):
     hot = np.zeros(16, bool)
     # All 8 of the clique, and of the other one node 8.
     one = fetches(cliques, parts, hot, [np.array([7])], [-1])
-    assert (one.nodes, one.asked) == (9, 1)
+    assert (one.nodes, one.asked, one.rounds) == (9, 1, 0)
     assert one.remote_share == one.cold_remote_share == 1 / 9
     hot[8] = True
     assert fetches(cliques, parts, hot, [np.array([7])], [-1]).cold_remote_share == 0
+    # The second of three hops draws for node 8, and so does the third for others of its clique.
+    for marked, rounds in ((hot, 1), (np.zeros(16, bool), 2)):
+        assert fetches(cliques, parts, marked, [np.array([7])], [-1, -1, -1]).rounds == rounds
     # A request is where most of its ids are; one whose nodes are all there asks nobody.
     most = fetches(cliques, parts, hot, [np.array([9, 10, 0]), np.array([1])], [-1])
     assert most.nodes == (16 + 8) / 2
     assert most.remote_share == 8 / 24
     assert most.asked == 0.5
+
+
+def test_a_part_holds_the_in_edges_of_its_nodes_and_of_hot_ones(cliques):
+    parts = np.repeat([0, 1], [8, 8]).astype(np.uint16)
+    hot = np.zeros(16, bool)
+    assert held_edges(cliques, parts, hot).tolist() == [57, 57]
+    hot[8] = True
+    assert held_edges(cliques, parts, hot).tolist() == [57 + 8, 57]
 
 
 def test_the_hottest_nodes_are_in_neighbours_of_most():
