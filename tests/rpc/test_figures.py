@@ -116,7 +116,7 @@ def answers_to_pings(client):
     return sum(kind == PING for kind, *_ in client.came[0])
 
 
-@sizes(1, 16)
+@sizes(1, 4)
 def test_messages_that_are_begun_and_never_ended(usual, channel, size):
     """Each of `size` clients offers 256 MiB; what is held of all is bounded, and given back."""
     before = resident_bytes()
