@@ -26,10 +26,10 @@ PACKAGE_KEY := $(shell { find csrc -type f | sort | xargs cat pyproject.toml; \
 TOOLS := .stamps/tools-$(TOOLS_KEY)
 PACKAGE := .stamps/package-$(PACKAGE_KEY)
 CPP_FILES = $(shell git ls-files 'csrc/*.hpp' 'csrc/*.cpp' 'csrc/*.cu' 'csrc/*.cuh')
-# Two processes, as servers of more would disturb each other. A file stays in one process, and so does
-# a folder that tests/conftest.py names, as its tests share servers; files run in the order of their
-# folders, so that long ones are not last.
-PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
+# Four processes, also on two cores: tests wait for servers, timers and each other a third of the time.
+# A file stays in one process, and so does a folder that tests/conftest.py names, as its tests share
+# servers; files run in the order of their folders, so that long ones are not last.
+PYTEST := $(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder
 TESTS = $(PYTEST) --durations=15 $(if $(COVERAGE),--cov --cov-report=term:skip-covered)
 SAY := @printf '\033[1m==> %s\033[0m\n'
 

@@ -31,7 +31,7 @@ _LIVE = (
 #: Those that use this fixture are, wherever they are: it starts a server for load generators.
 _LIVE_FIXTURE = "fake_server"
 
-# Before torch is imported: two processes of tests, each with a thread for every core, wait for each
+# Before torch is imported: processes of tests, each with a thread for every core, wait for each
 # other in every operator. Servers that tests start inherit it, and lanes have one thread anyway.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Before grpc is imported: its handlers of a fork abort a child that a test forks beside calls.
