@@ -194,23 +194,26 @@ def keep(path: Path, rows: list[Row]) -> None:
 def pools_of(dataset: Dataset, count: int) -> dict[str, list[Graph]]:
     """Return `count` graphs up to the largest, and `OTHERS` of each other kind, by kind."""
     rng = np.random.default_rng(1)
-
-    def cut(seed: int, most: int, count: int = OTHERS) -> list[Graph]:
-        found = subgraphs(
-            dataset, count, seed=seed, min_nodes=10, max_nodes=most, max_edges=1_000_000
-        )
-        return [Graph(graph.num_nodes, graph.edge_index) for graph in found]
-
-    small = cut(1, 2_000)
+    small = cut(dataset, 1, 2_000, OTHERS)
     return {
-        "to_largest": cut(0, dataset.num_nodes, count),
+        "to_largest": cut(dataset, 0, dataset.num_nodes, count),
         "to_2000": small,
-        "with_loops": [_with_loops(graph, rng) for graph in cut(2, 2_000)],
+        "with_loops": [_with_loops(graph, rng) for graph in cut(dataset, 2, 2_000, OTHERS)],
         "union": [
             _union([small[i] for i in rng.integers(0, len(small), rng.integers(2, 17))])
             for _ in range(OTHERS)
         ],
     }
+
+
+def cut(
+    dataset: Dataset, seed: int, most_nodes: int, count: int, most_edges: int = 1_000_000
+) -> list[Graph]:
+    """Return `count` subgraphs of 10 nodes and more."""
+    found = subgraphs(
+        dataset, count, seed=seed, min_nodes=10, max_nodes=most_nodes, max_edges=most_edges
+    )
+    return [Graph(graph.num_nodes, graph.edge_index) for graph in found]
 
 
 def _with_loops(graph: Graph, rng: np.random.Generator) -> Graph:
