@@ -119,6 +119,18 @@ def matching() -> str:
     })  # fmt: skip
 
 
+def contention() -> str:
+    """Return when groups of tasks that slow one another end, by who runs beside whom."""
+    return flat(read_result("turbomgnn")["mixes"], {
+        "tasks": "{tasks}",
+        "tasks of each group": lambda row: ", ".join(map(str, row["groups"])),
+        "mean end in turn": "{in_turn:.2f}",
+        "all side by side": "{side_by_side:.2f}",
+        "by contention": "{by_contention:.2f}",
+        "groups of each set": lambda row: ", ".join(map(str, row["sets"])),
+    })  # fmt: skip
+
+
 def fused() -> str:
     """Return the most that one pass for several tasks gains."""
     return flat(read_result("fused_pass")["rows"], {
@@ -260,6 +272,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "gnnsched errors": errors,
     "gnnsched costs": costs,
     "turbomgnn matching": matching,
+    "turbomgnn contention": contention,
     "fused passes": fused,
     "training memory": training,
     "training memory published": published,

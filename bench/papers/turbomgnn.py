@@ -10,6 +10,11 @@ aggregation (`spmm`). As there, the first layer has its backward products too.
 *Aligned* fuses forward with forward and backward with backward, and starts an iteration of all
 tasks together. *Matched* is ``serve.core.rules.fusing``, where a product forward is of the same
 kind as one backward. A task's end is counted in fused operators that ran before it.
+
+*In groups* fuses only tasks that are alike. The groups then contend for the device: `SLOWDOWN` is
+what runs that each keep 0.7 of it busy do to one another, as CoGNN's Figure 4 says of a V100. Their
+mean end of one iteration is counted for groups in turn, all side by side, and in sets by contention
+(``serve.core.rules.contention``).
 """
 
 import argparse
@@ -19,10 +24,13 @@ from statistics import fmean
 from typing import Any
 
 from bench.kit.script import Script, Table
+from serve.core.rules.contention import ends_of, set_after_set
 from serve.core.rules.fusing import Program, chain, ends, grouped, match
 
 #: Kinds of a layer's sparse products, forward.
 LAYER = {"gcn": ("spmm",), "gin": ("spmm",), "gat": ("sddmm", "spmm", "sddmm", "spmm")}
+#: Of a run, by how many others run beside it.
+SLOWDOWN = tuple(max(1.0, 0.7 * (1 + others)) for others in range(8))
 SCRIPT = Script(
     "turbomgnn",
     full={"iterations": 500},
@@ -33,7 +41,12 @@ SCRIPT = Script(
             "matched": "{matched}", "in groups": "{in_groups}",
             "mean end, aligned": "{end_aligned}",
             "mean end, matched": "{end_matched}", "sooner by": "{sooner:.3f}", "paper": "{paper}",
-        })
+        }),
+        Table("Groups of one iteration that slow one another: mean ends", "mixes", {
+            "tasks": "{tasks}", "groups": "{groups}", "in turn": "{in_turn:.2f}",
+            "side by side": "{side_by_side:.2f}", "by contention": "{by_contention:.2f}",
+            "sets": "{sets}",
+        }),
     ],
 )  # fmt: skip
 
@@ -84,11 +97,24 @@ def aligned(tasks: Sequence[tuple[str, int]], iterations: int) -> tuple[int, lis
     return each, [before + end for end in ends(both[1], len(tasks))]
 
 
-def in_groups(programs: Sequence[Program]) -> tuple[int, list[int]]:
-    """Return the fused operators where only tasks of a group are fused, and the groups' sizes."""
+def in_groups(programs: Sequence[Program]) -> tuple[list[int], list[int]]:
+    """Return each group's fused operators and tasks, where only tasks of a group are fused."""
     groups = grouped(programs)
-    fused = sum(len(match([programs[task] for task in group])) for group in groups)
+    fused = [len(match([programs[task] for task in group])) for group in groups]
     return fused, [len(group) for group in groups]
+
+
+def contending(fused: Sequence[int]) -> dict[str, Any]:
+    """Return the mean end of groups with so many fused operators each, by who runs beside whom."""
+    shortest_first = sorted(range(len(fused)), key=lambda group: fused[group])
+    chosen = set_after_set(fused, SLOWDOWN)
+    ways = {
+        "in_turn": [(group,) for group in shortest_first],
+        "side_by_side": [tuple(shortest_first)],
+        "by_contention": chosen,
+    }
+    means = {name: fmean(ends_of(sets, fused, SLOWDOWN)) for name, sets in ways.items()}
+    return {**means, "sets": [len(members) for members in chosen]}
 
 
 def row_of(mix: Mix, iterations: int) -> dict[str, Any]:
@@ -101,7 +127,7 @@ def row_of(mix: Mix, iterations: int) -> dict[str, Any]:
     return {
         "tasks": mix.name, "figure": mix.figure, "paper": mix.paper,
         "operators": sum(map(len, once)), "aligned": each, "matched": len(match(once)),
-        "in_groups": fused, "groups": sizes,
+        "in_groups": sum(fused), "groups": sizes, **contending(fused),
         "most_members": max(map(len, match(once))),
         "ends_aligned": ends_aligned, "ends_matched": ends_matched,
         "end_aligned": fmean(ends_aligned), "end_matched": fmean(ends_matched),

@@ -31,4 +31,9 @@ def test_of_ten_tasks_groups_fuse_fewer_operators_at_once():
     # As few as GAT alone has, whose operators hold those of the others in order.
     assert row["matched"] == 16
     assert row["in_groups"] == 4 + 4 + 16
+    # Of 4, 4 and 16. Two side by side run at 1 / 1.4 of their speed.
+    assert row["in_turn"] == pytest.approx((4 + 8 + 24) / 3)
+    assert row["side_by_side"] == pytest.approx((8.4 + 8.4 + 8.4 + 12) / 3)
+    assert row["by_contention"] == pytest.approx((5.6 + 5.6 + 5.6 + 16) / 3)
+    assert row["sets"] == [2, 1]
     assert row["operators"] == 8 * 4 + 2 * 16
