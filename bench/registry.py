@@ -65,6 +65,8 @@ SECTIONS: dict[str, tuple[Entry, ...]] = {
               "papers.dgtp", "papers.md"),
         Entry("What does placing stores, samplers and lanes gain beside servers that are alike?",
               "papers.dgtp_serving", "papers.md"),
+        Entry("Does a placed job take as long live as it does simulated?",
+              "papers.dgtp_live", "papers.md"),
     ),
     "Cluster: many machines": (
         Entry("How many requests meet their target by each way to spread them over machines?",

@@ -265,6 +265,14 @@ def placed_serving() -> str:
     })  # fmt: skip
 
 
+def live_jobs() -> str:
+    """Return how long placed jobs take live and simulated."""
+    return flat(read_result("dgtp_live")["rows"], {
+        "job": "{job}", "flows": "{flows}", "simulated, s": "{simulated_s:.2f}",
+        "live, s": "{live_s:.2f}", "live ÷ simulated": "{ratio:.2f}",
+    })  # fmt: skip
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "gnnsched worst": worst,
     "gnnsched headlines": headlines,
@@ -283,4 +291,5 @@ TABLES: dict[str, Callable[[], str]] = {
     "dgtp testbeds": testbeds,
     "dgtp clusters": clusters,
     "dgtp serving": placed_serving,
+    "dgtp live": live_jobs,
 }
