@@ -35,17 +35,15 @@ def drawn(edges: Edges, nodes: Ids, fanout: int, hop_seed: int) -> Rows:
     return Rows(offsets(np.bincount(ends[1], minlength=nodes.size)), met[ends[0]])
 
 
-def joined_sample(
-    ids: Ids, fanouts: Sequence[int], num_nodes: int, seed: int, draw: Draw
-) -> native.Sample:
-    """Return the sample that one machine with all edges of the `num_nodes` nodes would draw.
+def joined_rows(ids: Ids, fanouts: Sequence[int], num_nodes: int, draw: Draw) -> native.Topology:
+    """Return the rows that a sample draws for `ids`, as edges of the `num_nodes` nodes.
 
     `ids` are nodes. `draw` is called once for each hop that reaches nodes, with these, ascending.
     """
     reached = frontier = np.unique(ids)
     nodes, rows = [NO_IDS], [NO_ROWS]
-    for hop in range(len(fanouts)):
-        if not frontier.size:
+    for hop, fanout in enumerate(fanouts):
+        if not frontier.size or fanout == 0:
             break
         found = draw(frontier, hop)
         nodes.append(frontier)
@@ -54,10 +52,17 @@ def joined_sample(
         reached = np.union1d(reached, frontier)
     who = np.concatenate(nodes)
     order = np.argsort(who)
-    all_rows = joined(rows).take(order)
-    topology = native.Topology(
-        num_nodes, NO_ROWS.starts, NO_ROWS.values, False, who[order], all_rows.starts,
-        np.ascontiguousarray(all_rows.values, np.int64),
-    )  # fmt: skip
-    every = [native.ALL_NEIGHBOURS] * len(fanouts)
-    return native.sample_neighbours(topology, ids, every, seed)
+    ordered = joined(rows).take(order)
+    values = np.ascontiguousarray(ordered.values, np.int64)
+    return native.Topology(
+        num_nodes, NO_ROWS.starts, NO_ROWS.values, False, who[order], ordered.starts, values
+    )
+
+
+def joined_sample(
+    ids: Ids, fanouts: Sequence[int], num_nodes: int, seed: int, draw: Draw
+) -> native.Sample:
+    """Return the sample that one machine with all edges would draw; see `joined_rows`."""
+    # No row has more than the fan-out, so all of it is taken, in its order.
+    topology = joined_rows(ids, fanouts, num_nodes, draw)
+    return native.sample_neighbours(topology, ids, fanouts, seed)

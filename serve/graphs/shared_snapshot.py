@@ -15,7 +15,7 @@ from serve.graphs.columns import Column
 from serve.graphs.csr import Ids, Rows, joined, offsets
 from serve.graphs.edges import check_ids, check_there
 from serve.graphs.shared_column import SharedColumn
-from serve.graphs.shared_sampling import Draw, drawn, joined_sample, seed_of_hop
+from serve.graphs.shared_sampling import Draw, drawn, joined_rows, seed_of_hop
 from serve.graphs.snapshot import Snapshot
 
 #: Nodes that are looked at for each part, to find some that are here.
@@ -34,6 +34,23 @@ class SharedSnapshot(Snapshot):
 
     def sampled(self, ids: Ids, fanouts: Sequence[int], seed: int) -> tuple[native.Sample, int]:
         """See ``Snapshot``; raises NotReady when another server did not draw."""
+        topology, waited_ns = self.drawn_for(ids, fanouts, seed)
+        return native.sample_neighbours(topology, ids, fanouts, seed), waited_ns
+
+    def sample(self, ids: Ids, fanouts: Sequence[int], seed: int) -> native.Sample:
+        """See ``Snapshot``; raises NotReady when another server did not draw."""
+        return self.sampled(ids, fanouts, seed)[0]
+
+    def rehearsed(self, ids: Ids, fanouts: Sequence[int], seed: int) -> tuple[native.Sample, int]:
+        """See ``Snapshot``: nodes that are elsewhere have neighbours as nodes here have them."""
+        topology, expected_ns = self.likely_for(ids, fanouts, seed)
+        return native.sample_neighbours(topology, ids, fanouts, seed), expected_ns
+
+    def drawn_for(self, ids: Ids, fanouts: Sequence[int], seed: int) -> tuple[native.Topology, int]:
+        """Return the rows that a sample draws, and for how long it waited for others, in ns.
+
+        Who samples these with the same ids, fan-outs and seed takes all of each. Raises NotReady.
+        """
         waited_ns = 0
 
         def draw(nodes: Ids, hop: int) -> Rows:
@@ -42,14 +59,12 @@ class SharedSnapshot(Snapshot):
             waited_ns += hop_ns
             return found
 
-        return self._joined(ids, fanouts, seed, draw), waited_ns
+        return self._joined(ids, fanouts, draw), waited_ns
 
-    def sample(self, ids: Ids, fanouts: Sequence[int], seed: int) -> native.Sample:
-        """See ``Snapshot``; raises NotReady when another server did not draw."""
-        return self.sampled(ids, fanouts, seed)[0]
-
-    def rehearsed(self, ids: Ids, fanouts: Sequence[int], seed: int) -> tuple[native.Sample, int]:
-        """See ``Snapshot``: nodes that are elsewhere have neighbours as nodes here have them."""
+    def likely_for(
+        self, ids: Ids, fanouts: Sequence[int], seed: int
+    ) -> tuple[native.Topology, int]:
+        """Return what `drawn_for` may return, without asking other servers."""
         expected_ns = 0
         rng = np.random.default_rng(seed)
 
@@ -65,7 +80,7 @@ class SharedSnapshot(Snapshot):
                 expected_ns += self.column.source.expected_ns(parts, each)
             return _in_place(here, mine, theirs)
 
-        return self._joined(ids, fanouts, seed, draw), expected_ns
+        return self._joined(ids, fanouts, draw), expected_ns
 
     def next(
         self,
@@ -101,9 +116,9 @@ class SharedSnapshot(Snapshot):
         """See ``Snapshot``."""
         self.column.source.hold(self.column, self.in_edges)
 
-    def _joined(self, ids: Ids, fanouts: Sequence[int], seed: int, draw: Draw) -> native.Sample:
+    def _joined(self, ids: Ids, fanouts: Sequence[int], draw: Draw) -> native.Topology:
         check_ids("node_ids", ids, self.num_nodes)
-        return joined_sample(ids, fanouts, self.num_nodes, seed, draw)
+        return joined_rows(ids, fanouts, self.num_nodes, draw)
 
     def _rows(self, nodes: Ids, fanout: int, hop_seed: int) -> tuple[Rows, int]:
         """Return what each of `nodes`, which are distinct, draws, and how long others took."""

@@ -17,6 +17,7 @@ from serve import native
 from serve.graphs.columns import Column
 from serve.graphs.csr import Ids
 from serve.graphs.edges import Edges
+from serve.graphs.shared_snapshot import SharedSnapshot
 from serve.graphs.snapshot import Snapshot
 from serve.typed_names import edge_ends, edge_type
 
@@ -39,12 +40,16 @@ class TypedSnapshot:
     version: int
     nodes: Mapping[str, NodeTable]
     edges: Mapping[str, Edges]
+    #: Draws for the only types of nodes and edges, where the edges are on several servers.
+    _shared: SharedSnapshot | None = None
 
     @classmethod
     def of(cls, snapshot: Snapshot) -> "TypedSnapshot":
         """Return a graph of one type of nodes and one of edges, whose names are empty."""
         table = NodeTable(snapshot.num_nodes, {"x": snapshot.column})
-        return cls(snapshot.version, {"": table}, {edge_type("", "", ""): snapshot.in_edges})
+        edges = {edge_type("", "", ""): snapshot.in_edges}
+        shared = snapshot if isinstance(snapshot, SharedSnapshot) else None
+        return cls(snapshot.version, {"": table}, edges, shared)
 
     @property
     def num_nodes(self) -> int:
@@ -82,21 +87,29 @@ class TypedSnapshot:
         return self.edges[thing].num_edges
 
     def sample(
-        self, node_type: str, ids: Ids, fanouts: Mapping[str, Sequence[int]], seed: int
+        self,
+        node_type: str,
+        ids: Ids,
+        fanouts: Mapping[str, Sequence[int]],
+        seed: int,
+        *,
+        rehearse: bool = False,
     ) -> "TypedSample":
         """Sample the neighbourhood of `ids` [K] of one node type along some edge types.
 
         `fanouts` has one number per hop for each edge type, as many for all: -1 takes every
         in-neighbour, 0 none. At each hop, every node first reached at the hop before draws from
         each edge type that ends at its type, in the order of the graph. What a node draws depends
-        on `seed`, the hop, the edge type and the node alone.
+        on `seed`, the hop, the edge type and the node alone. With `rehearse` no other server is
+        asked, and the sample is one that may be.
         """
         types = {name: at for at, name in enumerate(self.nodes)}
         names = [name for name in self.edges if name in fanouts]
         ends = [edge_ends(name) for name in names]
         hops = zip(*(fanouts[name] for name in names), strict=True)
+        drawn = {name: self._drawn(name, ids, fanouts[name], seed, rehearse) for name in names}
         found = native.sample_typed(
-            [self.edges[name].topology for name in names],
+            [topology for topology, _ in drawn.values()],
             [(types[source], types[target]) for source, target in ends],
             [self._keys[name] for name in names],
             [table.num_nodes for table in self.nodes.values()],
@@ -105,7 +118,18 @@ class TypedSnapshot:
             list(chain.from_iterable(hops)),
             seed,
         )
-        return TypedSample(found, types, {name: at for at, name in enumerate(names)}, ids.size)
+        relations = {name: at for at, name in enumerate(names)}
+        network_ns = sum(waited_ns for _, waited_ns in drawn.values())
+        return TypedSample(found, types, relations, ids.size, network_ns)
+
+    def _drawn(
+        self, name: str, ids: Ids, fanouts: Sequence[int], seed: int, rehearse: bool
+    ) -> tuple[native.Topology, int]:
+        """Return rows of which to sample, and how long other servers take to give them, in ns."""
+        if self._shared is None:
+            return self.edges[name].topology, 0
+        draw = self._shared.likely_for if rehearse else self._shared.drawn_for
+        return draw(ids, fanouts, seed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +140,8 @@ class TypedSample:
     _types: Mapping[str, int]
     _relations: Mapping[str, int]
     _num_ids: int
+    #: How long other servers took to draw.
+    network_ns: int
 
     def count(self, thing: str) -> int:
         """Return the number of nodes or edges of that type."""

@@ -27,7 +27,6 @@ from serve.graphs.load import (
 )
 from serve.graphs.resident import GraphVersion, ResidentGraph
 from serve.graphs.shared_column import RowSource, shared_files
-from serve.graphs.shared_snapshot import SharedSnapshot
 from serve.graphs.sharing import Parting
 from serve.graphs.snapshot import Snapshot
 from serve.graphs.typed import TypedSnapshot
@@ -290,17 +289,9 @@ def check_fit(graph: ResidentGraph, entry: ModelEntry) -> None:
 
 
 def typed_snapshot(graph: ResidentGraph | TypedGraph) -> TypedSnapshot:
-    """Return the newest version of the graph as one that may have several types.
-
-    Raises Mismatch for a graph whose edges are shared out.
-    """
+    """Return the newest version of the graph as one that may have several types."""
     if isinstance(graph, TypedGraph):
         return graph.snapshot
-    if isinstance(graph.snapshot, SharedSnapshot):
-        raise Mismatch(
-            f"graph '{graph.name}' has its edges on several servers; models that declare their"
-            " inputs cannot be asked about it yet"
-        )
     return TypedSnapshot.of(graph.snapshot)
 
 

@@ -347,8 +347,8 @@ def _prepare_typed(
     seed: int,
 ) -> tuple[tuple[int, ...], int]:
     """Sample and gather the features; see ``draw_probes``."""
-    sample = snapshot.sample(node_type, ids, fanouts, seed)
-    network_ns = 0
+    sample = snapshot.sample(node_type, ids, fanouts, seed, rehearse=True)
+    network_ns = sample.network_ns
     for of, name in found.features.values():
         nodes = sample.nodes(of)
         column = snapshot.nodes[of].columns[name]

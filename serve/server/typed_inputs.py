@@ -107,7 +107,7 @@ class TypedInputs(SampledInputs):
         )
         # From here on the block is the request's.
         self.staged = staged = layout.at(take_block(self._pool, layout.size_bytes))
-        self.network_ns = self._fill(staged, snapshot, sample)
+        self.network_ns = sample.network_ns + self._fill(staged, snapshot, sample)
         self._outputs = output_refs(interface.outputs, sizes, staged)
         took_ns = clock.now_ns() - started_ns
         found = SampleProbe(self._request.num_ids, counts, took_ns)

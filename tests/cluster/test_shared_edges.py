@@ -12,6 +12,7 @@ from serve.cluster import row_store, wanted_rows
 from serve.cluster.row_wire import RowsGiven
 from serve.errors import InvalidInput, NotReady
 from serve.graphs.shared_snapshot import SharedSnapshot
+from serve.graphs.typed import TypedSnapshot
 from serve.graphs.updates import Change
 from tests.cluster.sharing import EDGES, NODES, cluster, parts_of_graph
 from tests.cluster.test_shared_rows import SocketThatSays, changed, changes
@@ -53,6 +54,22 @@ def prepared(snapshot, ids, fanouts, seed):
 def test_every_server_samples_what_one_of_all_does(servers, ids, fanouts, seed):
     for graph in servers.graphs:
         check_same(graph.snapshot, servers.whole.snapshot, ids, fanouts, seed)
+
+
+@settings(max_examples=10, deadline=None)
+@given(ids=IDS, fanouts=st.lists(st.sampled_from([-1, 0, 2]), min_size=1, max_size=3), seed=SEED)
+def test_models_that_declare_their_inputs_get_the_same_too(servers, ids, fanouts, seed):
+    (name,) = TypedSnapshot.of(servers.whole.snapshot).edges
+    found = []
+    for graph in (servers.whole, servers.graphs[0]):
+        snapshot = TypedSnapshot.of(graph.snapshot)
+        sample = snapshot.sample("", np.array(ids, np.int64), {name: fanouts}, seed)
+        edges = np.empty((2, sample.count(name)), np.int64)
+        sample.write_edges(name, edges)
+        arrays = sample.nodes(""), sample.positions(), edges
+        found.append([array.tobytes() for array in arrays])
+        assert snapshot.sample("", ALL, {name: fanouts}, seed, rehearse=True).count("") == NODES
+    assert found[0] == found[1]
 
 
 def test_a_server_has_the_edges_of_its_part_alone(tmp_path):
