@@ -51,10 +51,16 @@ class FollowerThread(SocketThread):
         socket.connect(f"tcp://{sequencer}")
         super().__init__("follower", context, socket)
         self._address = address
+        #: Whom it is to follow, and whom it does.
+        self._wanted = self._followed = sequencer
         self._graphs = graphs
         self._made = made
         self.follower = Follower()
         self._told = False
+
+    def follow(self, sequencer: str) -> None:
+        """Follow that server instead, soon."""
+        self._wanted = sequencer
 
     def hears(self) -> bool:
         """Return True when the sequencer was heard of lately."""
@@ -66,6 +72,10 @@ class FollowerThread(SocketThread):
 
     def waited(self, now_ns: int) -> None:
         """See ``SocketThread``."""
+        if (wanted := self._wanted) != self._followed:
+            self._socket.disconnect(f"tcp://{self._followed}")
+            self._socket.connect(f"tcp://{wanted}")
+            self._followed = wanted
         self._handle(TimeToLook(), now_ns)
 
     def received(self, frames: list[bytes], now_ns: int) -> None:

@@ -45,6 +45,11 @@ class Link:
         for store in list(self._sockets):
             self._drop(store)
 
+    def leave_gone(self) -> None:
+        """End the connections to stores that are gone."""
+        for store in [store for store in self._sockets if store.gone]:
+            self._drop(store)
+
     def ask(self, fetch: RowFetch, wanted: WantedRows) -> None:
         """Ask whom `fetch` names, without waiting; `collect` does the rest."""
         for part in wanted.pieces:

@@ -74,6 +74,10 @@ class SequencerThread(SocketThread):
         """Number of changes in the log."""
         return self._sequencer.number
 
+    def know(self, servers: Collection[str]) -> None:
+        """Hear these servers from now on."""
+        self._servers = frozenset(servers)
+
     def replay(self, progress: Progress) -> None:
         """Make all changes of the log, before anything else; raises ConfigError."""
         total = self._log.count

@@ -4,6 +4,7 @@ The first server of the file of servers is the sequencer: it checks each change,
 log, and sends it to all others. What is decided is in ``core.cluster.sequencer`` and ``follower``.
 """
 
+import logging
 import secrets
 import threading
 from pathlib import Path
@@ -27,6 +28,8 @@ from serve.graphs.snapshot import Snapshot
 from serve.graphs.updates import Change
 from serve.obs.scraped import ChangeCounts
 from serve.progress import Progress
+
+_log = logging.getLogger(__name__)
 
 #: A change waits so long for those before it, and so long to be made here once it is in order.
 _TURN_S, _MADE_S = 10.0, 10.0
@@ -52,11 +55,15 @@ class SharedChanges:
         """
         self._address = address
         self._servers = servers
+        #: Address of the server that orders changes.
+        self.sequencer = servers[0]
         self._store = store
         self._keys = keys
         self._context = zmq.Context()
         self._made = MadeChanges()
         self._turn = threading.Lock()
+        #: Guards who the servers are.
+        self._roles = threading.Lock()
         self._interrupted = threading.Event()
         self._submitter = Submitter(self._context, self.sequencer, keys, self._interrupted)
         self._log = ChangeLog(log_file, log_bytes) if address == self.sequencer else None
@@ -64,10 +71,25 @@ class SharedChanges:
         self._sequencer: SequencerThread | None = None
         self._follower: FollowerThread | None = None
 
-    @property
-    def sequencer(self) -> str:
-        """Address of the server that orders changes."""
-        return self._servers[0]
+    def know(self, servers: list[str]) -> None:
+        """Know these servers from now on, of which the first may be another sequencer.
+
+        A server becomes or ends to be the sequencer by a start alone.
+        """
+        first = servers[0]
+        if first != self.sequencer and (first == self._address or self._log is not None):
+            _log.error(
+                "%s is the first of the servers and %s orders changes until it starts anew",
+                first, self.sequencer,
+            )  # fmt: skip
+            first = self.sequencer
+        with self._roles:
+            self._servers, self.sequencer = servers, first
+            self._submitter.follow(first)
+            if self._sequencer is not None:
+                self._sequencer.know(servers)
+            if self._follower is not None:
+                self._follower.follow(first)
 
     def told(self) -> ChangeCounts:
         """Return how this server stands, for metrics."""
@@ -97,15 +119,17 @@ class SharedChanges:
         self._graphs = graphs
         if self._log is not None:
             messages = self._store.changes()
-            self._sequencer = SequencerThread(
-                self._context, messages, self._servers, self._log, graphs, self._made
-            )
+            with self._roles:
+                self._sequencer = SequencerThread(
+                    self._context, messages, self._servers, self._log, graphs, self._made
+                )
             self._sequencer.replay(progress)
             self._sequencer.start()
             return
-        self._follower = FollowerThread(
-            self._context, self._address, self.sequencer, self._keys, graphs, self._made
-        )
+        with self._roles:
+            self._follower = FollowerThread(
+                self._context, self._address, self.sequencer, self._keys, graphs, self._made
+            )
         self._follower.start()
         self._catch_up(self._follower, progress, patience_s)
 

@@ -3,11 +3,12 @@
 Who is asked and for how long is decided by ``core.cluster.rows``.
 """
 
+import logging
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from queue import Empty, LifoQueue
@@ -32,6 +33,8 @@ from serve.graphs.partition import Parts
 from serve.graphs.shared_column import RowsOf, SharedColumn
 from serve.obs.scraped import RowCounts
 
+_log = logging.getLogger(__name__)
+
 #: Requests that get rows at once, each over connections of its own; and how long others wait.
 MOST_FETCHES, _TURN_S = 32, 1.0
 #: Bytes of a value as it is stored at most.
@@ -49,13 +52,14 @@ class SharedRows:
         Args:
             part: Part of the nodes whose features are here.
             listen: `host:port`, where others ask for rows of it.
-            stores_file: Names all servers, this one too, see ``stores_file``.
+            stores_file: Names all servers, this one too, see ``stores_file``; `reload` reads it again.
             key_file: Has what servers share; None: whoever reaches the port is given rows.
             patience_ms: Time after which a server that sends nothing has none to give.
         """
         self._part = part
         self._patience_ns = patience_ms * 1_000_000
         keys = None if key_file is None else Keys.of(read_key(key_file))
+        self.file = stores_file
         known = read_stores(stores_file)
         self._servers = list(known)
         self._stores = Stores({address: of for address, of in known.items() if of != part})
@@ -82,6 +86,26 @@ class SharedRows:
     def changes(self) -> SharedChanges | None:
         """See ``RowSource``."""
         return self._changes
+
+    def reload(self) -> None:
+        """Read the file of servers again; keeps what it said when it cannot be, and logs it."""
+        try:
+            known = read_stores(self.file)
+        except ConfigError as error:
+            _log.error("the servers that hold features stay as they were: %s", error)
+            return
+        self._servers = list(known)
+        with self._lock:
+            self._stores.change({a: part for a, part in known.items() if part != self._part})
+        if self._changes is not None:
+            self._changes.know(self._servers)
+        idle: list[Link] = []
+        with suppress(Empty):
+            while True:
+                idle.append(self._links.get_nowait())
+        for link in reversed(idle):
+            link.leave_gone()
+            self._links.put(link)
 
     def order_changes(self, address: str, log_file: Path, log_bytes: int) -> None:
         """Take part in changes as the server of that address; raises ConfigError.
@@ -164,6 +188,7 @@ class SharedRows:
                 with self._lock:
                     fetch.end()
         finally:
+            link.leave_gone()
             self._links.put(link)
 
     def _arrive(self, link: Link, fetch: RowFetch, wanted: WantedRows, meant: str) -> int:

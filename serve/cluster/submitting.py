@@ -30,9 +30,15 @@ class Submitter:
         """`stopped` ends what waits for an answer soon."""
         self._context = context
         self._sequencer = sequencer
+        #: To whom the connection is.
+        self._reached = ""
         self._keys = keys
         self._stopped = stopped
         self._socket: zmq.Socket[bytes] | None = None
+
+    def follow(self, sequencer: str) -> None:
+        """Send the next change to that server. For any thread."""
+        self._sequencer = sequencer
 
     def submit(self, server: str, if_version: int | None, record: bytes, key: bytes) -> None:
         """Have the change of `key` made.
@@ -79,22 +85,25 @@ class Submitter:
 
     def _connected(self) -> "zmq.Socket[bytes]":
         """Return a connection; raises NotReady when there is none."""
+        if self._reached != self._sequencer:
+            self.close()
         if self._socket is None:
+            self._reached = self._sequencer
             self._socket = self._context.socket(zmq.DEALER)
             secure(self._socket, self._keys, listens=False, beats=True)
             # What cannot be sent now is not kept, so that a lost connection shows.
             self._socket.immediate = True
-            self._socket.connect(f"tcp://{self._sequencer}")
+            self._socket.connect(f"tcp://{self._reached}")
         if not self._socket.poll(int(_CONNECT_S * 1000), zmq.POLLOUT):
             self.close()
             raise NotReady(
-                f"{self._sequencer}, the sequencer of changes, cannot be reached: nothing was"
+                f"{self._reached}, the sequencer of changes, cannot be reached: nothing was"
                 " changed"
             )
         return self._socket
 
     def _lost(self, what: str) -> NotReady:
         return NotReady(
-            f"{self._sequencer}, the sequencer of changes, {what}: the change may have been made,"
+            f"{self._reached}, the sequencer of changes, {what}: the change may have been made,"
             " see the graph's version"
         )

@@ -242,6 +242,8 @@ class Application:
                 self._engine.moving.moves = elsewhere.better
                 self._rpc.pass_on(elsewhere)
                 self._watched.append(WatchedFiles((elsewhere.file,), elsewhere.reload))
+            if rows is not None:
+                self._watched.append(WatchedFiles((rows.file,), rows.reload))
             if certificates is not None:
                 self._watched.append(certificates.watched)
             watcher = FileWatcher(*self._watched)

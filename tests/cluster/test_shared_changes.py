@@ -11,6 +11,7 @@ import pytest
 
 zmq = pytest.importorskip("zmq", reason="ZeroMQ is not installed: pip install 'gnnserve[cluster]'")
 
+from bench.kit.servers import free_ports  # noqa: E402
 from bench.kit.waiting import PATIENCE_S, wait_for  # noqa: E402
 from serve.cluster import row_wire, submitting  # noqa: E402
 from serve.cluster.change_wire import MARK, Ask  # noqa: E402
@@ -97,6 +98,45 @@ def test_without_the_sequencer_changes_are_refused_and_reads_go_on(tmp_path, mon
         four.order_changes(numbers=[0])
         # A change is made again, without anybody else's doing.
         assert change(four, 1, all_are(3)).version == 3
+
+
+def test_servers_that_take_the_place_of_others_are_found_by_the_file(tmp_path):
+    with cluster(tmp_path, 2, replicas=2) as four:
+        four.order_changes()
+        change(four, 1, all_are(1))
+        # The sequencer is replaced elsewhere, with its log, and so is who holds the other part.
+        for number in (0, 3):
+            four.rows[number].close()
+            four.addresses[number] = f"127.0.0.1:{free_ports(1)[0]}"
+        lines = [f"{address} {n % 2}\n" for n, address in enumerate(four.addresses)]
+        (tmp_path / "stores").write_text("".join(lines))
+        for number in (0, 3):
+            four.restart(number)
+        for number in (1, 2):
+            four.rows[number].reload()
+        four.order_changes(numbers=[0, 3])
+        assert change(four, 1, all_are(2)).version == 3
+        assert change(four, 3, all_are(3)).version == 4
+        four.rows[1].close()
+        four.rows[2].close()
+        for number in (0, 3):  # each has to ask the other
+            np.testing.assert_array_equal(four.graphs[number].snapshot.features(ALL), 3)
+
+
+def test_a_file_that_names_another_sequencer_does_not_make_two(tmp_path, caplog):
+    with cluster(tmp_path, 2) as two:
+        two.order_changes()
+        two.addresses.reverse()
+        lines = [f"{address} {1 - n}\n" for n, address in enumerate(two.addresses)]
+        (tmp_path / "stores").write_text("".join(lines))
+        for rows in two.rows:
+            rows.reload()
+        assert caplog.text.count("until it starts anew") == 2
+        assert change(two, 1, all_are(1)).version == 2
+        (tmp_path / "stores").write_text("nonsense")
+        two.rows[0].reload()
+        assert "stay as they were" in caplog.text
+        assert change(two, 0, all_are(2)).version == 3
 
 
 def test_a_server_that_lost_touch_makes_what_it_missed(tmp_path):

@@ -27,6 +27,8 @@ class Store:
     asked: int = 0
     #: It failed, and is asked last until then.
     silent_until_ns: int = 0
+    #: It is no server of the graph any more.
+    gone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +46,21 @@ class Stores:
     def __init__(self, parts: Mapping[str, int]) -> None:
         """`parts` has the part of each address."""
         self._of_part: dict[int, list[Store]] = {}
+        self.change(parts)
+
+    def change(self, parts: Mapping[str, int]) -> None:
+        """Know these stores from now on; what is known of those that stay is kept."""
+        before = {(one.address, one.part): one for of in self._of_part.values() for one in of}
+        self._of_part = {}
         for address, part in parts.items():
-            self._of_part.setdefault(part, []).append(Store(address, part))
+            store = before.pop((address, part), None) or Store(address, part)
+            self._of_part.setdefault(part, []).append(store)
+        for store in before.values():
+            store.gone = True
+        for of in self._of_part.values():  # a new one need not catch up with the others
+            most = max(store.asked for store in of)
+            for store in of:
+                store.asked = store.asked or most
 
     def of(self, part: int) -> list[Store]:
         """Return the stores of the part."""

@@ -33,6 +33,30 @@ def test_replicas_are_asked_in_turn_by_requests_one_after_the_other():
     assert asked == ["a:1", "b:1"] * 2
 
 
+def test_other_stores_take_the_place_of_those_that_are_gone():
+    stores = Stores({"a:1": 1, "b:1": 1, "c:1": 2})
+    for _ in range(8):
+        RowFetch(stores, (1,), 0, PATIENCE_NS).end()
+    under_way = RowFetch(stores, (1, 2), 0, PATIENCE_NS)
+    left = under_way.asked(2)
+    stays, gone = stores.of(1)
+    stores.change({"a:1": 1, "new:1": 1, "c:1": 3})
+    assert (stays.gone, gone.gone, left.gone) == (False, True, True)
+    assert stores.of(1)[0] is stays
+    assert [one.address for one in stores.of(1)] == ["a:1", "new:1"]
+    assert [one.address for one in stores.of(3)] == ["c:1"]
+    # What is under way ends as ever, or with the stores that there are now.
+    under_way.answered(1)
+    assert under_way.failed(2, "is gone", 0) is None
+    # A new store gets no more than those that were there.
+    asked = []
+    for _ in range(4):
+        fetch = RowFetch(stores, (1,), 0, PATIENCE_NS)
+        asked.append(fetch.asked(1).address)
+        fetch.end()
+    assert sorted(asked) == ["a:1", "a:1", "new:1", "new:1"]
+
+
 def test_a_replica_is_asked_when_a_store_fails_and_the_next_request_avoids_it():
     stores = Stores({"a:1": 1, "b:1": 1})
     fetch = RowFetch(stores, (1,), 0, PATIENCE_NS)
