@@ -18,6 +18,7 @@ class RowsConfig(Section, frozen=True):
     #: `host:port` at which other servers ask for features; None: no graph is shared out.
     listen: str | None = None
     #: File that names all servers: `host:port PART` in each line. Servers of one part are replicas.
+    #: None: `gnnserve cluster up` writes it for each server that it starts on a Ray cluster.
     servers_file: str | None = None
     #: This server's address in that file; None: `listen`.
     address: str | None = None
@@ -101,5 +102,3 @@ def broken_rules(rows: RowsConfig, graphs: Sequence[SharedOut]) -> Iterator[str]
         yield (
             f"cluster.rows.listen: '{host}' is reached by other machines; set cluster.rows.key_file"
         )
-    if rows.servers_file is None:
-        yield "cluster.rows.servers_file is missing, which names the servers of all parts"

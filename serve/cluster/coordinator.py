@@ -1,5 +1,6 @@
 """What a cluster has on its entry machine: the registry of its servers, and the front it feeds."""
 
+import dataclasses
 import subprocess
 import sys
 import threading
@@ -10,13 +11,14 @@ from pathlib import Path
 import msgspec
 
 from serve.cluster.pool import Pool
-from serve.cluster.registry import Announcement, Registry, ServerRow, Standing
+from serve.cluster.registry import Announcement, Registry, SeatGiven, ServerRow, Standing
 from serve.cluster.replica import state_folder
 from serve.cluster.rollout import Rollout
 from serve.cluster.servers_file import write_servers
 from serve.cluster.supervised import Supervised
 from serve.config import load_config
 from serve.config_settings import settings_of
+from serve.core.cluster.seats import OwnSeat, Seat, SeatAsked, Seats
 from serve.errors import ConfigError
 from serve.files import replace_file
 
@@ -39,6 +41,7 @@ class Coordinator:
         self._pool_file = self._folder / "pool.json"
         self._servers_file = self._folder / "servers"
         self._known_file = self._folder / "known.json"
+        self._seats_file = self._folder / "seats.json"
         self._front = Supervised(self._folder / "front")
         self._lock = threading.Lock()
         self._deploy = deploy
@@ -46,12 +49,17 @@ class Coordinator:
         #: What the files hold.
         self._kept: Pool | None = None
         self._written: list[Announcement] | None = None
+        #: Who holds which part of graphs that are shared out; None where none is.
+        self._seats: Seats | None = None
+        self._seated: list[Seat] | None = None
         known: list[Announcement] = []
         if self._pool_file.exists():
             pool = msgspec.json.decode(self._pool_file.read_bytes(), type=Pool)
             self._rollout = Rollout(pool, time.monotonic_ns())
             if self._known_file.exists():
                 known = msgspec.json.decode(self._known_file.read_bytes(), type=list[Announcement])
+            if pool.parts:
+                self._seats = Seats(pool.parts, self._read_seats(), time.monotonic_ns())
         lease_s = 3600.0 if self._rollout is None else self._rollout.pool.spec.lease_s
         self._registry = Registry(lease_s, known, time.monotonic())
         self._problem = ""
@@ -70,6 +78,8 @@ class Coordinator:
                 if self._rollout.pool.endpoint != pool.endpoint:
                     self._front.end(_END_S)
                 self._rollout.keep(pool, now_ns)
+            if pool.parts and self._seats is None:
+                self._seats = Seats(pool.parts)
             self._write(pool)
 
     def pool(self) -> Pool:
@@ -91,7 +101,34 @@ class Coordinator:
                 on_trial = self._rollout.goes_on(said.generation) is None
             drained = self._registry.announce(said, time.monotonic())
             servers = ([], []) if on_trial else self._registry.servers()
-            return Standing(drained, *servers)
+            if self._seats is None or said.seat is None:
+                return Standing(drained, *servers)
+            asked = SeatAsked(said.machine, said.seat.address)
+            seated = self._seats.heard(
+                said.seat.number, asked, ready=said.ready, now_ns=time.monotonic_ns()
+            )
+            self._write_seats(self._seats)
+            return Standing(drained, *servers, self._seats.stores(), seated)
+
+    def take_seat(self, asked: SeatAsked) -> SeatGiven | str:
+        """Give a server a part of graphs that are shared out, see ``Seats.take``."""
+        with self._lock:
+            if self._seats is None or self._rollout is None:
+                return "no graph of the cluster is shared out"
+            count = self._rollout.pool.replicas
+            found = self._seats.take(asked, count, time.monotonic_ns())
+            if isinstance(found, str):
+                return found
+            self._write_seats(self._seats)
+            part = self._seats.part_of(found.number)
+            return SeatGiven(OwnSeat(found.number, part, found.address), self._seats.stores())
+
+    def leave_seat(self, address: str) -> None:
+        """See ``Seats.left``."""
+        with self._lock:
+            if self._seats is not None:
+                self._seats.left(address)
+                self._write_seats(self._seats)
 
     def goes_on(self, generation: str) -> bool | None:
         """See ``Rollout.goes_on``."""
@@ -149,7 +186,7 @@ class Coordinator:
         self._over.set()
         self._feeder.join()
         self._front.end(_END_S)
-        for file in (self._pool_file, self._servers_file, self._known_file):
+        for file in (self._pool_file, self._servers_file, self._known_file, self._seats_file):
             file.unlink(missing_ok=True)
 
     def _feed(self) -> None:
@@ -174,6 +211,17 @@ class Coordinator:
         if pool != self._kept:
             replace_file(self._pool_file, msgspec.json.encode(pool))
             self._kept = pool
+
+    def _read_seats(self) -> list[Seat]:
+        if not self._seats_file.exists():
+            return []
+        return msgspec.json.decode(self._seats_file.read_bytes(), type=list[Seat])
+
+    def _write_seats(self, seats: Seats) -> None:
+        known = [dataclasses.replace(seat, until_ns=0) for seat in seats.known()]
+        if known != self._seated:
+            replace_file(self._seats_file, msgspec.json.encode(known))
+            self._seated = known
 
     def _deploy_anew(self, rollout: Rollout) -> None:
         """Have the servers be as the pool says, if that is due."""

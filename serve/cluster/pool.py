@@ -42,6 +42,8 @@ class Pool(msgspec.Struct, frozen=True):
     trial_s: float = 0.0
     #: Why the last update was taken back; empty when it was not.
     taken_back: str = ""
+    #: Parts of the graphs that are shared out; 0 where none is.
+    parts: int = 0
 
     @property
     def endpoint(self) -> str:

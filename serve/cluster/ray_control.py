@@ -23,8 +23,9 @@ import msgspec
 
 from serve.cluster.coordinator import Coordinator
 from serve.cluster.pool import Pool
-from serve.cluster.registry import Announcement, ServerRow, Standing
+from serve.cluster.registry import Announcement, SeatGiven, ServerRow, Standing
 from serve.cluster.replica import Replica, ReplicaSpec, require_reachable, stop_limit_s
+from serve.cluster.seating import parts_of, unseatable
 from serve.cluster.server_need import server_need, unplaceable
 from serve.config import load_config
 from serve.config_settings import settings_of
@@ -49,6 +50,8 @@ _MOST_SILENT = 20
 _ASK_S = 30.0
 #: A server that is on trial waits for no longer to learn whether it stays.
 _TRIAL_S = 3600.0
+#: A server waits no longer for a part that another has, or for servers of other parts.
+_SEAT_S = 60.0
 #: Servers that have not stopped by then are told of as an error.
 _END_S = 600.0
 _POLL_S = 0.2
@@ -89,10 +92,13 @@ class _ServerReplica:
         self._spec = spec
         self._problem: Exception | None = None
         self._drained = False
+        self._seated = True
         self._silent = 0
         try:
             if self._goes_on() is False:
                 raise ServeError("another update has begun, or this one was taken back")
+            if self._replica.needs_seat:
+                self._take_seat()
             self._replica.start(self._tell_at_start)
             self._await_trial()
         except BaseException as error:
@@ -117,6 +123,23 @@ class _ServerReplica:
         over.set()
         self._watcher.join()
         self._leave()
+
+    def _take_seat(self) -> None:
+        """Have a part of the graphs that are shared out; raises ServeError."""
+        give_up_s = time.monotonic() + _SEAT_S
+        told = "the coordinator does not answer"
+        while True:
+            with suppress(ray.exceptions.RayError, ValueError):
+                found: SeatGiven | str = self._ask(
+                    "take_seat", self._replica.seat_asked(machine_name())
+                )
+                if isinstance(found, SeatGiven) and found.stores:
+                    self._replica.sit(found.seat, found.stores)
+                    return
+                told = found if isinstance(found, str) else "other parts have no server yet"
+            if time.monotonic() > give_up_s:
+                raise ServeError(f"there is no part for this server: {told}")
+            time.sleep(_LOOK_S)
 
     def _await_trial(self) -> None:
         """Serve while the update that started this server is on trial; raises ServeError.
@@ -149,10 +172,12 @@ class _ServerReplica:
 
     def _leave(self) -> None:
         self._replica.stop()
-        running = self._replica.running
-        if running is not None:
-            with suppress(ray.exceptions.RayError, ValueError):
+        running, seat = self._replica.running, self._replica.seat
+        with suppress(ray.exceptions.RayError, ValueError):
+            if running is not None:
                 self._ask("left", running.address, running.incarnation)
+            if seat is not None:
+                self._ask("leave_seat", seat.address)
 
     def _watch(self) -> None:
         while not self._over.wait(_LOOK_S):
@@ -162,6 +187,8 @@ class _ServerReplica:
                 self._replica.require_kept()
                 if self._silent >= _MOST_SILENT:
                     raise ServeError(f"the server said nothing for {_MOST_SILENT} looks")
+                if not self._seated:
+                    raise ServeError("another server has its part of the graphs")
                 self._problem = None
             except ServeError as error:
                 self._problem = error
@@ -182,13 +209,16 @@ class _ServerReplica:
             drained=self._drained,
             generation=self._spec.generation,
             figures=self._replica.figures(),
+            seat=running.seat,
         )
         try:
             standing: Standing = self._ask("announce", said)
         except (ray.exceptions.RayError, ValueError):
             return  # there is no coordinator now
-        self._drained = standing.drained
+        self._drained, self._seated = standing.drained, standing.seated
         self._replica.know(standing.servers, standing.drained_servers)
+        if standing.seated:
+            self._replica.know_stores(standing.stores)
 
     def _ask(self, method: str, *arguments: object) -> Any:
         try:
@@ -250,6 +280,10 @@ def deploy(pool: Pool, progress: Progress) -> ClusterStatus:
     """
     spec = pool.spec
     config = load_config(Path(spec.config), settings_of({}, spec.settings))
+    pool = msgspec.structs.replace(pool, parts=parts_of(config))
+    before = pool_of(spec.cluster) if has(spec.cluster) else None
+    if problem := unseatable(pool, before):
+        raise ConfigError(problem)
     need = server_need(config, on_gpus=pool.gpus > 0)
     machines = {
         f"{node['NodeName']}-{node['NodeID'][:6]}": int(node["Resources"].get("memory", 0))

@@ -17,6 +17,7 @@ from serve.core.cluster.events import (
     ProbePassed,
 )
 from serve.core.cluster.members import MachineState, Member, Members
+from serve.core.cluster.seats import OwnSeat
 from serve.core.cluster.views import MachineFacts
 from serve.errors import UnknownName
 
@@ -43,6 +44,16 @@ class Announcement(msgspec.Struct, frozen=True):
     generation: str = ""
     #: What it has done since its replica is there.
     figures: Figures = Figures()
+    #: Its part of graphs that are shared out; None where none is.
+    seat: OwnSeat | None = None
+
+
+class SeatGiven(msgspec.Struct, frozen=True):
+    """What a server is told when it has asked for a seat."""
+
+    seat: OwnSeat
+    #: Address and part of each server; none while a part has no server.
+    stores: list[tuple[str, int]]
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -54,6 +65,9 @@ class Standing(msgspec.Struct, frozen=True):
     #: gRPC.
     servers: list[str]
     drained_servers: list[str]
+    #: Servers of graphs that are shared out, and whether this one is still to be one of them.
+    stores: list[tuple[str, int]] = []
+    seated: bool = True
 
 
 class ServerRow(msgspec.Struct, frozen=True):
@@ -67,6 +81,8 @@ class ServerRow(msgspec.Struct, frozen=True):
     fingerprint: str
     #: Of the update that it was started by; empty for none.
     generation: str = ""
+    #: Part of graphs that are shared out; None where none is.
+    part: int | None = None
 
 
 class Registry:
@@ -167,8 +183,10 @@ class Registry:
     def rows(self) -> list[ServerRow]:
         """Return all servers, by machine."""
         rows = [
-            ServerRow(said.machine, said.address, said.http_address, self._state(said.address),
-                      said.fingerprint, said.generation)
+            ServerRow(
+                said.machine, said.address, said.http_address, self._state(said.address),
+                said.fingerprint, said.generation, None if said.seat is None else said.seat.part,
+            )
             for said in self._said.values()
         ]  # fmt: skip
         return sorted(rows, key=lambda row: (row.machine, row.address))

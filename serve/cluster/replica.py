@@ -18,10 +18,13 @@ from serve.client.sync_cluster import probe
 from serve.client.sync_connection import Channel
 from serve.cluster.figures import FigureReader, Figures
 from serve.cluster.servers_file import write_servers
+from serve.cluster.stores_file import write_stores
 from serve.cluster.supervised import Supervised
 from serve.config import Config, load_config
+from serve.config_cluster import is_loopback
 from serve.config_settings import settings_of
 from serve.core.cluster.probing import Probe
+from serve.core.cluster.seats import OwnSeat, SeatAsked
 from serve.errors import ConfigError, ServeError
 
 _log = logging.getLogger(__name__)
@@ -65,6 +68,8 @@ class Running:
     incarnation: int
     #: Of what it was started with: generation, configuration, settings.
     fingerprint: str
+    #: Its part of graphs that are shared out; None where none is.
+    seat: OwnSeat | None = None
 
 
 class ServerLost(ServeError):
@@ -89,8 +94,11 @@ class Replica:
         self._channel: Channel | None = None
         self._reader: FigureReader | None = None
         self._servers_file = self._folder / "servers"
-        #: What that file says; None before it was written here.
-        self._known: tuple[list[str], list[str]] | None = None
+        self._stores_file = self._folder / "stores"
+        #: What these files say, where they were written here.
+        self._known: dict[Path, object] = {}
+        self._seat: OwnSeat | None = None
+        self._rows_address = ""
 
     @property
     def running(self) -> Running | None:
@@ -105,11 +113,10 @@ class Replica:
         """
         if (database := self._database) is not None:
             self._reader = FigureReader(database, int(time.time()))
-        fingerprint = self._fingerprint()
-        running = _read(self._supervised.version) if self._supervised.pid is not None else None
-        if running is None or running.fingerprint != fingerprint or not self._answers(running):
+        running = self._same()
+        if running is None or running.seat != self._seat or not self._answers(running):
             self._supervised.end(self.stop_limit_s)
-            running = self._launch(fingerprint)
+            running = self._launch()
             self._know(running)
         give_up_s = time.monotonic() + self._config.server.start_timeout_s
         while self.look() is not Probe.READY:
@@ -137,15 +144,38 @@ class Replica:
         Where its file cannot be written, it knows those that it knew; the next call tries again.
         """
         known = list(servers), list(drained)
-        if known == self._known:
-            return
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            write_servers(self._servers_file, *known)
-        except OSError as error:
-            _log.error("%s: %s", self._servers_file, error.strerror)
-        else:
-            self._known = known
+        self._put(self._servers_file, known, lambda: write_servers(self._servers_file, *known))
+
+    def know_stores(self, stores: Sequence[tuple[str, int]]) -> None:
+        """Let the server know the servers of graphs that are shared out, as ``know`` does."""
+        if stores:
+            self._put(self._stores_file, stores, lambda: write_stores(self._stores_file, stores))
+
+    @property
+    def needs_seat(self) -> bool:
+        """True when it serves graphs that are shared out: it has to `sit` before it starts."""
+        return any(graph.parts is not None for graph in self._config.graph)
+
+    def seat_asked(self, machine: str) -> SeatAsked:
+        """Return what to ask for a seat with, for the server of a machine of that name."""
+        rows, running = self._config.cluster.rows, self._same()
+        log = self._config.path(rows.log)
+        if running is not None and (seat := running.seat) is not None:
+            return SeatAsked(machine, seat.address, log.exists(), seat.number)
+        if not self._rows_address:
+            host, _, port = (rows.listen or "").rpartition(":")
+            self._rows_address = f"{self._host}:{int(port) or _free_port(host)}"
+        return SeatAsked(machine, self._rows_address, log.exists())
+
+    def sit(self, seat: OwnSeat, stores: Sequence[tuple[str, int]]) -> None:
+        """Have the server take that seat among others when it starts."""
+        self._seat = seat
+        self.know_stores(stores)
+
+    @property
+    def seat(self) -> OwnSeat | None:
+        """The seat that the server is to have; None where it needs none or has none yet."""
+        return self._seat
 
     def figures(self) -> Figures:
         """Return what the server has done since `start`; nothing where it keeps no report."""
@@ -176,6 +206,23 @@ class Replica:
         """Time that a stop in order takes at most."""
         return stop_limit_s(self._config)
 
+    def _put(self, file: Path, known: object, write: Callable[[], None]) -> None:
+        """Write a file of the server unless it says that already."""
+        if self._known.get(file) == known:
+            return
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write()
+        except OSError as error:
+            _log.error("%s: %s", file, error.strerror)
+        else:
+            self._known[file] = known
+
+    def _same(self) -> Running | None:
+        """Return the server that runs, where one started now would not differ; or None."""
+        running = _read(self._supervised.version) if self._supervised.pid is not None else None
+        return running if running and running.fingerprint == self._fingerprint() else None
+
     def _answers(self, running: Running) -> bool:
         """Return True when a server that was found answers, or says that it is not ready."""
         self._know(running)
@@ -191,13 +238,14 @@ class Replica:
         self._running = running
         self._channel = Channel(address_of(running.address, max_message_bytes=_MESSAGE_BYTES))
 
-    def _launch(self, fingerprint: str) -> Running:
+    def _launch(self) -> Running:
         server = self._config.server
         grpc_port = server.grpc_port or _free_port(server.host)
         http_port = server.http_port or _free_port(server.host)
         running = Running(
-            f"{self._host}:{grpc_port}", f"{self._host}:{http_port}", time.time_ns(), fingerprint
-        )
+            f"{self._host}:{grpc_port}", f"{self._host}:{http_port}", time.time_ns(),
+            self._fingerprint(), self._seat,
+        )  # fmt: skip
         self.know([running.address])
         settings = [*self._spec.settings, *self._own_settings(running)]
         command = [
@@ -223,6 +271,14 @@ class Replica:
         own.append(f"cluster.servers_file={self._servers_file}")
         if (name := self._config.cluster.name) is not None:
             own.append(f"cluster.name={name}@{running.address}")
+        if (seat := self._seat) is not None:
+            host = (self._config.cluster.rows.listen or "").rpartition(":")[0]
+            own += [
+                f"cluster.rows.part={seat.part}",
+                f"cluster.rows.listen={host}:{seat.address.rpartition(':')[2]}",
+                f"cluster.rows.address={seat.address}",
+                f"cluster.rows.servers_file={self._stores_file}",
+            ]
         if server.shutdown_delay_s < _LEAST_DELAY_S:
             own.append(f"server.shutdown_delay_s={_LEAST_DELAY_S}")
         return own
@@ -257,6 +313,13 @@ def require_reachable(config: Config, host: str) -> None:
             f"server.host: '{config.server.host}' is reached by its own machine alone, and the "
             f'machine is {host} to others; set server.host = "0.0.0.0", with server.tls or, '
             "where the network is trusted, server.insecure = true"
+        )
+    rows_host = (config.cluster.rows.listen or "").rpartition(":")[0]
+    shares = any(graph.parts is not None for graph in config.graph)
+    if shares and is_loopback(rows_host) and not is_loopback(host):
+        raise ConfigError(
+            f"cluster.rows.listen: '{rows_host}' is reached by its own machine alone, and the "
+            f'machine is {host} to others; listen at "0.0.0.0:PORT", with cluster.rows.key_file'
         )
     if config.server.tls.certificate is not None:
         raise ConfigError(

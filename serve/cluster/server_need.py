@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from serve.cluster.seating import share_held
 from serve.config import Config
 from serve.errors import ConfigError
 from serve.graphs.datasets import TABLE_4
@@ -41,17 +42,13 @@ class ServerNeed:
 def server_need(config: Config, *, on_gpus: bool) -> ServerNeed:
     """Return what a server of this configuration takes; raises ConfigError.
 
-    Graphs of files count as much as their files.
+    Graphs of files count as much as their files; those that are shared out without the features
+    that other servers hold, where these are in a file of their own.
     """
     budget_bytes = config.device.memory_budget_bytes
     if budget_bytes is None:
         raise ConfigError(
             "device.memory_budget: servers are placed by the memory that they take; set it"
-        )
-    if shared := [graph.name for graph in config.graph if graph.parts is not None]:
-        raise ConfigError(
-            f"graph '{shared[0]}' is shared out, and servers that Ray keeps are all alike: start"
-            " the servers of its parts by themselves"
         )
     wanted = config.models.load
     weights_bytes = sum(
@@ -62,19 +59,25 @@ def server_need(config: Config, *, on_gpus: bool) -> ServerNeed:
     graphs_bytes = 0
     for graph in config.graph:
         if graph.file is not None:
-            graphs_bytes += _file_bytes(config.path(graph.file))
+            graphs_bytes += _file_bytes(config.path(graph.file), share_held(config, graph))
         elif (size := TABLE_4.get(graph.dataset or "")) is not None:
             row_bytes = _FEATURE_BYTES * size.num_features
-            of_all = size.num_edges * _EDGE_BYTES + size.num_nodes * row_bytes
+            features_bytes = size.num_nodes * row_bytes * share_held(config, graph)
+            of_all = size.num_edges * _EDGE_BYTES + features_bytes
             graphs_bytes += int(of_all * graph.scale)
     return ServerNeed(weights_bytes, graphs_bytes, budget_bytes, on_gpus)
 
 
-def _file_bytes(path: Path) -> int:
-    """Return the size of a file, or of all files in a folder; raises ConfigError."""
+def _file_bytes(path: Path, share: float) -> int:
+    """Return the size of a file, or of all files in a folder with a share of the features.
+
+    Raises ConfigError.
+    """
     try:
         if path.is_dir():
-            return sum(one.stat().st_size for one in path.iterdir() if one.is_file())
+            files = [one for one in path.iterdir() if one.is_file()]
+            of = {one.name: one.stat().st_size for one in files}
+            return sum(of.values()) - int((1 - share) * of.get("x.npy", 0))
         return path.stat().st_size
     except OSError as error:
         raise ConfigError(f"graph.file: {path}: {error.strerror}") from error

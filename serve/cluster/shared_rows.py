@@ -52,7 +52,7 @@ class SharedRows:
         Args:
             part: Part of the nodes whose features are here.
             listen: `host:port`, where others ask for rows of it.
-            stores_file: Names all servers, this one too, see ``stores_file``; `reload` reads it again.
+            stores_file: Names all servers, this one too, see ``stores_file`` and ``reload``.
             key_file: Has what servers share; None: whoever reaches the port is given rows.
             patience_ms: Time after which a server that sends nothing has none to give.
         """

@@ -3,10 +3,11 @@
 A line for each: `host:port PART`. Empty lines and what follows `#` say nothing.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from serve.errors import ConfigError
-from serve.files import read_named_text
+from serve.files import read_named_text, replace_file
 
 #: Most servers of a graph, and most bytes of the file that names them.
 MOST_STORES, _MOST_FILE_BYTES = 256, 1 << 16
@@ -29,3 +30,8 @@ def read_stores(file: Path) -> dict[str, int]:
     if not 1 <= len(found) <= MOST_STORES:
         raise ConfigError(f"{file}: {len(found)} servers, expected 1 to {MOST_STORES}")
     return found
+
+
+def write_stores(file: Path, stores: Sequence[tuple[str, int]]) -> None:
+    """Replace the file; raises OSError."""
+    replace_file(file, "".join(f"{address} {part}\n" for address, part in stores).encode())

@@ -97,8 +97,7 @@ class Submitter:
         if not self._socket.poll(int(_CONNECT_S * 1000), zmq.POLLOUT):
             self.close()
             raise NotReady(
-                f"{self._reached}, the sequencer of changes, cannot be reached: nothing was"
-                " changed"
+                f"{self._reached}, the sequencer of changes, cannot be reached: nothing was changed"
             )
         return self._socket
 

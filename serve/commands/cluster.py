@@ -119,8 +119,13 @@ def parts_of_local(pool: Pool) -> list[tuple[str, ...]]:
     """
     config = load_config(Path(pool.spec.config), settings_of({}, pool.spec.settings))
     servers_file = config.cluster.rows.servers_file
-    if servers_file is None or all(graph.parts is None for graph in config.graph):
+    if all(graph.parts is None for graph in config.graph):
         return [()] * pool.replicas
+    if servers_file is None:
+        raise ConfigError(
+            f"--local {pool.replicas}: cluster.rows.servers_file is missing, which names the"
+            " servers of all parts"
+        )
     stores = read_stores(config.path(servers_file))
     if len(stores) != pool.replicas:
         raise ConfigError(
@@ -228,10 +233,12 @@ def show(found: "ClusterStatus", as_json: bool) -> None:
         return
     console = Console()
     table = Table()
-    for heading in ("machine", "gRPC", "HTTP", "state", "started with"):
+    shares = any(row.part is not None for row in found.servers)
+    for heading in ("machine", "gRPC", "HTTP", "state", "started with", *(["part"] * shares)):
         table.add_column(heading)
     for row in found.servers:
-        table.add_row(row.machine, row.address, row.http_address, row.state, row.fingerprint)
+        part = ["" if row.part is None else str(row.part)] * shares
+        table.add_row(row.machine, row.address, row.http_address, row.state, row.fingerprint, *part)
     console.print(table)
     ready = sum(row.state == "ready" for row in found.servers)
     console.print(f"{found.endpoint} answers for {ready} of {found.wanted} servers.")

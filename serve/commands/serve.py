@@ -232,7 +232,6 @@ class Application:
                 certificates,
             )
             self._callers = callers
-            self._watched = [*callers.watched]
             stamps = _front_stamps(config)
             if stamps is not None:
                 self._rpc.believe(stamps)
@@ -241,9 +240,7 @@ class Application:
                 undo.callback(elsewhere.close)
                 self._engine.moving.moves = elsewhere.better
                 self._rpc.pass_on(elsewhere)
-                self._watched.append(WatchedFiles((elsewhere.file,), elsewhere.reload))
-            if rows is not None:
-                self._watched.append(WatchedFiles((rows.file,), rows.reload))
+            self._watched = [*callers.watched, *_watched_servers(elsewhere, rows)]
             if certificates is not None:
                 self._watched.append(certificates.watched)
             watcher = FileWatcher(*self._watched)
@@ -440,14 +437,23 @@ def _elsewhere(config: Config, engine: Engine, stamps: FrontStamps | None) -> "O
     )
 
 
+def _watched_servers(*known: "OtherServers | SharedRows | None") -> list[WatchedFiles]:
+    """Return the files that tell of other servers."""
+    return [WatchedFiles((one.file,), one.reload) for one in known if one is not None]
+
+
 def _shared_rows(config: Config) -> "SharedRows | None":
     """Return what gives features to other servers and gets theirs; None where none are shared out.
 
     Raises ConfigError.
     """
     rows = config.cluster.rows
-    if rows.listen is None or rows.servers_file is None:
+    if rows.listen is None:
         return None
+    if rows.servers_file is None:
+        raise ConfigError(
+            "cluster.rows.servers_file is missing, which names the servers of all parts"
+        )
     try:
         from serve.cluster.shared_rows import SharedRows
     except ImportError:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bench.kit.waiting import PATIENCE_S
 
-MEMORY_BYTES = 2 << 30
+MEMORY_BYTES = 4 << 30
 _STORE_BYTES = 80 << 20
 #: Ray gives a machine 30 s to start, which a busy one may not have.
 _TRIES = 5

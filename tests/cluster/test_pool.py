@@ -1,5 +1,6 @@
 """What changes a cluster by itself: figures read from a report, trials and scaling of a pool."""
 
+import dataclasses
 import sqlite3
 from contextlib import closing
 
@@ -10,10 +11,12 @@ from bench.kit.waiting import wait_for
 from serve.cluster.coordinator import Coordinator
 from serve.cluster.figures import FigureReader, Figures
 from serve.cluster.pool import PoolKeeper, bounds_of, digest_of, update_of
-from serve.cluster.registry import Standing
+from serve.cluster.registry import SeatGiven, Standing
 from serve.cluster.replica import FOLDER_VARIABLE, Replica, ReplicaSpec
 from serve.cluster.servers_file import read_servers
+from serve.cluster.stores_file import read_stores
 from serve.cluster.supervised import Supervised
+from serve.core.cluster.seats import OwnSeat, SeatAsked
 from serve.core.versions.comparison import LEAST
 from serve.errors import ConfigError
 from serve.obs.store import RecordStore
@@ -251,3 +254,74 @@ def test_a_server_is_told_of_the_others_by_a_file_of_its_own(tmp_path, monkeypat
     file.rmdir()
     replica.know([address])
     assert read_servers(file) == ([address], [])
+
+
+def test_servers_of_shared_graphs_get_parts_that_a_coordinator_remembers(tmp_path, monkeypatch):
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(Coordinator, "_keep_front", lambda self, pool: None)
+    pool = msgspec.structs.replace(POOL, parts=2)
+    first, second = SeatAsked("a", "a:5", has_log=True), SeatAsked("b", "b:5")
+    both = [("a:5", 0), ("b:5", 1)]
+    coordinator = Coordinator("c", lambda pool: None)
+    try:
+        assert coordinator.take_seat(first) == "no graph of the cluster is shared out"
+        coordinator.keep(pool)
+        assert coordinator.take_seat(first) == SeatGiven(OwnSeat(0, 0, "a:5"), [])
+        assert coordinator.take_seat(second) == SeatGiven(OwnSeat(1, 1, "b:5"), both)
+        said = msgspec.structs.replace(announced("a"), seat=OwnSeat(0, 0, "a:5"))
+        standing = coordinator.announce(said)
+        assert (standing.stores, standing.seated) == (both, True)
+        assert coordinator.rows()[0].part == 0
+        coordinator.leave_seat("b:5")
+        coordinator.keep(pool)
+        other = Coordinator("c", lambda pool: None)  # it was lost, and comes back
+        try:
+            third = SeatAsked("d", "d:5")
+            changed = [("a:5", 0), ("d:5", 1)]
+            assert other.take_seat(third) == SeatGiven(OwnSeat(1, 1, "d:5"), changed)
+            late = msgspec.structs.replace(announced("b"), seat=OwnSeat(1, 1, "b:5"))
+            assert not other.announce(late).seated
+            assert other.announce(said).stores == changed
+        finally:
+            other.end()
+    finally:
+        coordinator.end()
+
+
+def test_a_server_starts_with_the_part_that_it_was_given(tmp_path, monkeypatch):
+    started = []
+    monkeypatch.setattr(Supervised, "start", lambda _, command, *rest: started.append(command))
+    config = tmp_path / "gnnserve.toml"
+    config.write_text(
+        '[cluster.rows]\nlisten = "127.0.0.1:0"\n'
+        '[[graph]]\nname = "g"\nfile = "g"\nparts = "parts.npy"\n'
+    )
+    replica = Replica(ReplicaSpec("c", str(config)), "127.0.0.1", tmp_path / "own")
+    assert replica.needs_seat
+    asked = replica.seat_asked("a")
+    assert (asked.machine, asked.has_log, asked.held) == ("a", False, None)
+    (tmp_path / "changes.log").touch()
+    assert replica.seat_asked("a") == dataclasses.replace(asked, has_log=True)
+    seat = OwnSeat(1, 1, asked.address)
+    replica.sit(seat, [("127.0.0.1:1", 0), (asked.address, 1)])
+    with pytest.raises(ConfigError, match="the server did not start"):
+        replica.start()
+    (command,) = started
+    assert replica.running.seat == seat
+    stores = tmp_path / "own" / "stores"
+    assert {
+        "cluster.rows.part=1",
+        f"cluster.rows.listen={asked.address}",
+        f"cluster.rows.address={asked.address}",
+        f"cluster.rows.servers_file={stores}",
+    } <= set(command)
+    assert read_stores(stores) == {"127.0.0.1:1": 0, asked.address: 1}
+    replica.know_stores([])  # nobody knows, so it stays
+    replica.know_stores([("127.0.0.1:2", 0), (asked.address, 1)])
+    assert list(read_stores(stores)) == ["127.0.0.1:2", asked.address]
+    # It runs, and another process of Ray finds it.
+    version = msgspec.json.encode(replica.running).decode()
+    monkeypatch.setattr(Supervised, "pid", 1)
+    monkeypatch.setattr(Supervised, "version", version)
+    found = Replica(ReplicaSpec("c", str(config)), "127.0.0.1", tmp_path / "own")
+    assert found.seat_asked("a") == SeatAsked("a", asked.address, has_log=True, held=1)

@@ -22,6 +22,7 @@ from bench.kit.waiting import PATIENCE_S, wait_for
 from serve.client import Client
 from serve.client.errors import ClientError
 from serve.cluster.supervised import Supervised
+from serve.models.community import community_graph
 from tests.docs.pages import texts
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'gnnserve[cluster]'")
@@ -205,10 +206,10 @@ def test_up_starts_a_server_on_each_machine_and_a_front_before_them(cluster):
 def test_a_server_that_no_machine_can_hold_is_refused_with_both_numbers(cluster):
     said = cluster.run(
         "up", "--config", str(cluster.config), "--name", "big", "--set",
-        "device.memory_budget=3 GiB", code=2,
+        "device.memory_budget=5 GiB", code=2,
     )  # fmt: skip
-    assert "a server needs 4 GiB of memory: 3 GiB for device.memory_budget" in said
-    assert "the largest of 3 machines has 2 GiB" in said
+    assert "a server needs 6 GiB of memory: 5 GiB for device.memory_budget" in said
+    assert "the largest of 3 machines has 4 GiB" in said
     assert "there is no cluster 'big'" in cluster.run("status", "--name", "big", code=2)
 
 
@@ -235,6 +236,41 @@ def test_a_second_cluster_of_the_machines_comes_and_goes(cluster):
         assert Supervised(cluster.folder / machine / "second" / "server").pid is None
     assert Supervised(cluster.folder / "head" / "second" / "front").pid is None
     assert [row["state"] for row in cluster.status()["servers"]] == ["ready", "ready"]
+
+
+def test_servers_of_a_graph_that_is_shared_out_get_a_part_each(cluster):
+    folder = cluster.folder / "papers"
+    folder.mkdir()
+    graph = community_graph()
+    nodes = len(graph.x)
+    np.savez(folder / "papers.npz", num_nodes=nodes, edge_index=graph.edge_index, x=graph.x)
+    np.save(folder / "parts.npy", np.arange(nodes) % 2)
+    config = folder / "gnnserve.toml"
+    config.write_text(f"""{cluster.config.read_text()}
+        [cluster.rows]
+        listen = "127.0.0.1:0"
+        patience_ms = 10000
+        [[graph]]
+        name = "papers"
+        file = "papers.npz"
+        parts = "parts.npy"
+    """)
+    (port,) = free_ports(1)
+    papers = ("--config", str(config), "--name", "papers", "--port", str(port), "--cpus", "0")
+    said = cluster.run("up", *papers, "--replicas", "1", code=2)
+    assert "--replicas 1: graphs are shared out in 2 parts, and each needs a server" in said
+    cluster.run("up", *papers, "--replicas", "2")
+    found = json.loads(cluster.run("status", "--name", "papers", "--json"))["servers"]
+    assert sorted(row["part"] for row in found) == [0, 1]
+    assert re.search(r"part\W", cluster.run("status", "--name", "papers"))
+    asked = {"graph": "papers", "node_ids": np.arange(40), "seed": 1}
+    with ExitStack() as stack:
+        a, b = (stack.enter_context(Client(row["address"])) for row in found)
+        before = [one.infer("gcn", **asked).output.tobytes() for one in (a, b)]
+        assert a.update_graph("papers", set_ids=[0], set_x=1 - graph.x[:1]).version == 2
+        after = [one.infer("gcn", **asked).output.tobytes() for one in (a, b)]
+    assert before[0] == before[1] != after[0] == after[1]
+    cluster.run("down", "--name", "papers")
 
 
 def test_a_drained_machine_gets_nothing_until_it_is_wanted_back(cluster):

@@ -2,15 +2,19 @@
 
 import re
 
+import msgspec
+import numpy as np
 import pytest
 
 from bench.kit.result import ROOT
 from serve.cluster.replica import require_reachable
+from serve.cluster.seating import parts_of, unseatable
 from serve.cluster.server_need import HOST_BYTES, ServerNeed, server_need, unplaceable
 from serve.commands.cluster import parts_of_local, pool_of
 from serve.config import load_config
 from serve.errors import ConfigError
 from serve.graphs.datasets import TABLE_4
+from tests.cluster.pools import POOL
 
 GIB = 1 << 30
 NEED = ServerNeed(weights_bytes=GIB, graphs_bytes=2 * GIB, budget_bytes=6 * GIB)
@@ -99,12 +103,55 @@ def test_servers_that_others_would_not_reach_are_refused(tmp_path):
         require_reachable(found, "10.0.0.7")
 
 
-def test_servers_of_a_graph_that_is_shared_out_are_not_alike(tmp_path):
-    text = SHARED.format(ROOT / "configs" / "models")
-    (tmp_path / "gnnserve.toml").write_text(text)
+def test_a_server_takes_the_features_of_its_part_and_those_that_are_everywhere(tmp_path):
+    (tmp_path / "papers").mkdir()
+    (tmp_path / "papers" / "x.npy").write_bytes(bytes(1000))
+    (tmp_path / "papers" / "edge_index.npy").write_bytes(bytes(300))
+    np.save(tmp_path / "parts.npy", np.array([0, 1, 1, 1, 2]))
+    text = SHARED.format(ROOT / "configs" / "models").replace("papers.npz", "papers")
+    (tmp_path / "gnnserve.toml").write_text(text + "hot_share = 0.1\n")
     found = load_config(tmp_path / "gnnserve.toml")
-    with pytest.raises(ConfigError, match="graph 'papers' is shared out, and servers that Ray"):
-        server_need(found, on_gpus=False)
+    assert parts_of(found) == 3
+    assert server_need(found, on_gpus=False).graphs_bytes == 300 + 700
+    assert parts_of(config(tmp_path, "")) == 0
+
+
+def test_servers_whose_features_others_would_not_reach_are_refused(tmp_path):
+    found = config(tmp_path, '''
+        server = { host = "0.0.0.0", insecure = true }
+        [cluster.rows]
+        listen = "127.0.0.1:8005"
+        [[graph]]
+        name = "papers"
+        file = "papers"
+        parts = "parts.npy"
+    ''')  # fmt: skip
+    require_reachable(found, "127.0.0.1")
+    with pytest.raises(ConfigError, match=r"cluster\.rows\.listen: '127\.0\.0\.1' is reached by"):
+        require_reachable(found, "10.0.0.7")
+
+
+@pytest.mark.parametrize(
+    ("pool", "before", "words"),
+    [
+        ({"parts": 2, "replicas": 2}, None, None),
+        ({"parts": 2, "replicas": 5}, {"parts": 2, "replicas": 2}, None),
+        ({"replicas": 1}, {"replicas": 3}, None),
+        ({"parts": 3, "replicas": 2}, None, "2: graphs are shared out in 3 parts, and each needs"),
+        (
+            {"parts": 2, "replicas": 2, "least": 2, "most": 4},
+            None,
+            "2..4: servers of .* not follow",
+        ),
+        ({"parts": 2, "replicas": 2}, {"parts": 2, "replicas": 3}, "there are 3 servers, and the"),
+        ({"parts": 2, "replicas": 3}, {"parts": 3, "replicas": 3}, "in 2 parts and in 3 before"),
+        ({"replicas": 3}, {"parts": 2, "replicas": 3}, "in no parts and in 2 before"),
+    ],
+)
+def test_clusters_in_which_a_part_may_have_no_server_are_refused(pool, before, words):
+    before = before and msgspec.structs.replace(POOL, **before)
+    told = unseatable(msgspec.structs.replace(POOL, **pool), before)
+    assert told is None if words is None else re.search(words, told)
 
 
 def test_each_server_of_this_machine_takes_a_line_of_the_parts(tmp_path):
@@ -121,6 +168,9 @@ def test_each_server_of_this_machine_takes_a_line_of_the_parts(tmp_path):
         ("cluster.rows.listen=127.0.0.1:8006", "cluster.rows.part=1"),
     ]
     with pytest.raises(ConfigError, match=r"--local 3: .* names 2 servers"):
+        parts(3)
+    path.write_text(path.read_text().replace("servers_file", "# servers_file"))
+    with pytest.raises(ConfigError, match=r"--local 3: cluster\.rows\.servers_file is missing"):
         parts(3)
     path.write_text("")
     assert parts(3) == [()] * 3

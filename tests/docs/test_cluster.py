@@ -14,6 +14,7 @@ from bench.kit.waiting import wait_for
 from serve.access.front_stamps import read_key
 from serve.cluster.stores_file import read_stores
 from serve.commands.check import check_config
+from serve.commands.serve import _shared_rows
 from serve.config import load_config
 from serve.config_cluster import RowsConfig
 from serve.errors import ConfigError
@@ -150,6 +151,16 @@ def test_edges_are_shared_out_as_the_page_says(tmp_path):
     assert not check_config(path, lambda step, share: None, fast=True).errors
 
 
+def test_servers_on_ray_need_no_file_of_servers_and_others_do(tmp_path):
+    (section,) = texts("docs/cluster.md", "toml", "seats")
+    graph = '[[graph]]\nname = "papers"\nfile = "papers.npz"\nparts = "parts.npy"\n'
+    (tmp_path / "gnnserve.toml").write_text(section + graph)
+    config = load_config(tmp_path / "gnnserve.toml")
+    assert config.cluster.rows.log == "/shared/changes.log"
+    with pytest.raises(ConfigError, match=r"cluster\.rows\.servers_file is missing"):
+        _shared_rows(config)
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
@@ -159,7 +170,6 @@ def test_edges_are_shared_out_as_the_page_says(tmp_path):
             "graph[0].share: it needs both directions in the file",
         ),
         ('[[graph]]\nname = "a"\nfile = "a.npz"\nparts = "p"', "cluster.rows.listen is missing"),
-        ('[cluster.rows]\nlisten = "127.0.0.1:1"', "cluster.rows.servers_file is missing"),
         ('[cluster.rows]\nlisten = "here"\nservers_file = "s"', "'here' is not host:port"),
         (
             '[cluster.rows]\nlisten = "10.0.0.1:1"\nservers_file = "s"',

@@ -45,6 +45,16 @@ class Seat:
         return not self.left and now_ns < self.until_ns
 
 
+@dataclass(frozen=True, slots=True)
+class OwnSeat:
+    """The seat of a server, as the server knows it."""
+
+    number: int
+    part: int
+    #: `host:port` where it gives features.
+    address: str
+
+
 class Seats:
     """The seats of one cluster. Pure, not thread-safe."""
 

@@ -1,0 +1,59 @@
+"""Parts of graphs that are shared out, for servers that are started alike."""
+
+import numpy as np
+
+from serve.cluster.pool import Pool
+from serve.config import Config, GraphConfig
+from serve.graphs.partition import Parts
+from serve.graphs.sharing import read_parts
+
+
+def parts_of(config: Config) -> int:
+    """Return the number of parts of the graphs that are shared out, 0 where none is.
+
+    Raises ConfigError.
+    """
+    found = [_parts(config, graph) for graph in config.graph]
+    return max((int(parts.max()) + 1 for parts in found if parts is not None), default=0)
+
+
+def share_held(config: Config, graph: GraphConfig) -> float:
+    """Return the share of the graph's features that a server holds at most; raises ConfigError."""
+    parts = _parts(config, graph)
+    if parts is None:
+        return 1.0
+    return min(1.0, float(np.bincount(parts).max() / parts.size) + graph.hot_share)
+
+
+def unseatable(pool: Pool, before: Pool | None) -> str | None:
+    """Return why servers that share out graphs cannot be as a pool says; None when they can.
+
+    `before` is how the cluster has been.
+    """
+    if before is not None and before.parts != pool.parts:
+        return (
+            f"graphs are shared out in {pool.parts or 'no'} parts and in {before.parts or 'none'}"
+            " before: `gnnserve cluster down`, then `up`"
+        )
+    if not pool.parts:
+        return None
+    if pool.scales:
+        return (
+            f"--replicas {pool.least}..{pool.most}: servers of graphs that are shared out do not"
+            " follow load; give their number"
+        )
+    if pool.replicas < pool.parts:
+        return (
+            f"--replicas {pool.replicas}: graphs are shared out in {pool.parts} parts, and each"
+            " needs a server"
+        )
+    if before is not None and pool.replicas < before.replicas:
+        return (
+            f"--replicas {pool.replicas}: there are {before.replicas} servers, and the last one of"
+            " a part may be among those that would end: `gnnserve cluster down`, then `up`"
+        )
+    return None
+
+
+def _parts(config: Config, graph: GraphConfig) -> Parts | None:
+    return None if graph.parts is None else read_parts(config.path(graph.parts))
