@@ -19,7 +19,8 @@ TRIED = {
     "docs/cluster.md": {"sh front", "sh key", "toml passed", "sh local", "sh machines", "sh ray",
                         "sh change", "sh scale",
                         "sh page", "sh page-of", "sh report", "sh kuberay", "toml plan", "sh plan",
-                        "sh shared", "toml shared", "toml changes", "toml seats", "sh apply"},
+                        "sh shared", "toml shared", "toml changes", "toml seats", "toml edges",
+                        "sh apply", "toml plan-serving", "sh plan-serving"},
     "docs/client.md": {"python server", "python targets"},
     "docs/import.md": {
         "python file=net.py", "python file=train.py",
