@@ -151,6 +151,8 @@ SECTIONS: dict[str, tuple[Entry, ...]] = {
               "graphs.hot_rows", "gpu.md"),
         Entry("What do requests fetch from other machines when features are shared out?",
               "graphs.partitions", "cluster.md", apart="needs gnnserve[cluster]"),
+        Entry("Would servers fetch less if they kept copies of what they are asked for?",
+              "graphs.shared_hot_rows", "cluster.md", apart="needs gnnserve[cluster]"),
         Entry("What does a graph that is shared out over four servers cost a request?",
               "graphs.shared_rows", "cluster.md", apart="needs gnnserve[cluster]"),
         Entry("How often do requests wait for others where edges are shared out?",

@@ -79,6 +79,17 @@ def partitions() -> str:
     })  # fmt: skip
 
 
+def shared_hot_rows() -> str:
+    """Return the share of rows that requests fetch by which copies servers keep."""
+    return flat(read_result("shared_hot_rows")["rows"], {
+        "asked for": "{asked_for}", "ids": "{ids}", "elsewhere": "{elsewhere[0]:.1%}",
+        "by degree": "{by_degree[0]:.1%}",
+        "by use": "{by_use[0]:.1%} ({by_use[1]:.1%} to {by_use[2]:.1%})", "best": "{best[0]:.1%}",
+        "servers asked, by degree": "{asked_by_degree[0]:.2f}",
+        "servers asked, by use": "{asked_by_use[0]:.2f}",
+    })  # fmt: skip
+
+
 def shared_topology() -> str:
     """Return how often requests wait for other servers where edges are shared out."""
     return flat(read_result("shared_topology")["rows"], {
@@ -124,6 +135,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "cluster soak": soak,
     "cluster rollout": rollout,
     "cluster partitions": partitions,
+    "cluster shared hot rows": shared_hot_rows,
     "cluster shared topology": shared_topology,
     "cluster shared rows": shared_rows,
     "cluster shared lost": shared_lost,

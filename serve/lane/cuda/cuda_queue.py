@@ -68,14 +68,10 @@ class _CudaGraph:
     """A captured run of a ``CudaQueue``."""
 
     def __init__(
-        self,
-        library: CudaLibrary,
-        graph: int,
-        outputs: tuple[torch.Tensor, ...],
-        queue: "CudaQueue",
+        self, library: CudaLibrary, graph: int, output: torch.Tensor, queue: "CudaQueue"
     ) -> None:
         self._library, self._graph, self._queue = library, graph, queue
-        self.outputs = outputs
+        self.output = output
 
     def launch(self) -> None:
         self._library.replay(self._graph, self._queue.stream)
@@ -148,18 +144,18 @@ class CudaQueue:
         self._library.upload(self._route, self.stream, _copies(pairs), behind=self._begun)
         self._begun = True
 
-    def capture(self, work: Callable[[], tuple[torch.Tensor, ...]]) -> Captured:
+    def capture(self, work: Callable[[], torch.Tensor]) -> Captured:
         """See ``Queue``."""
         library, stream = self._library, self.stream
         library.capture(stream)
         try:
-            outputs = work()
+            output = work()
         except BaseException:
             # Ending a broken capture most likely fails too, but must be tried.
             with suppress(CudaError):
                 library.forget(library.end_capture(stream))
             raise
-        return _CudaGraph(library, library.end_capture(stream), outputs, self)
+        return _CudaGraph(library, library.end_capture(stream), output, self)
 
     def gather(
         self,
@@ -211,15 +207,13 @@ class CudaQueue:
 def _copies(pairs: Pairs) -> CopyList:
     """Return the copies of the first of each pair to the second.
 
-    Raises ValueError where their sizes differ, or where one has gaps.
+    Raises ValueError where their sizes differ.
     """
     copies = array("Q")
     for tensor, place in pairs:
         size_bytes = tensor.nbytes
         if place.nbytes != size_bytes:
             raise ValueError(f"a tensor of {size_bytes} bytes has a place of {place.nbytes}")
-        if not (tensor.is_contiguous() and place.is_contiguous()):
-            raise ValueError(f"a tensor of {size_bytes} bytes or its place has gaps")
         if size_bytes:
             copies.extend((place.data_ptr(), tensor.data_ptr(), size_bytes))
     return copies
