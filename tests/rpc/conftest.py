@@ -4,6 +4,7 @@ import pytest
 from serve.config import ServerConfig
 from serve.native import front_lacks
 from serve.pb import gnnserve_pb2_grpc, grpc_service_pb2_grpc
+from serve.rpc import server as rpc_server
 from serve.rpc.server import GrpcServer
 from tests.rpc.fakes import FACTS, FakeEngine
 
@@ -42,7 +43,7 @@ def front(request):
 
 
 @pytest.fixture
-def server(engine, reports, front):
+def server(engine, reports, front, monkeypatch):
     def report(since_s):
         reports.append(since_s)
         return REPORT
@@ -56,6 +57,7 @@ def server(engine, reports, front):
     server.port = server.start()
     yield server
     engine.let_go()
+    monkeypatch.setattr(rpc_server, "_REFUSE_S", 0.0)  # nobody asks any more
     server.stop(2.0)
 
 
