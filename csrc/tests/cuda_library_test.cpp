@@ -21,8 +21,8 @@ int main(int count, char** arguments) {
         dlsym(library, "gnnserve_cuda_slab"));
     const auto text = reinterpret_cast<const char* (*)(int)>(dlsym(library, "gnnserve_cuda_error"));
     CHECK(slab != nullptr && text != nullptr);
-    for (const char* name :
-         {"gather", "partition", "partition_stream", "route", "upload", "download", "finish"}) {
+    for (const char* name : {"gather", "partition", "partition_stream", "route", "upload",
+                             "download", "usable", "finish"}) {
         CHECK(dlsym(library, (std::string("gnnserve_cuda_") + name).c_str()) != nullptr);
     }
     for (const char* name : {"csr", "csr_scratch", "spread", "normalise", "aggregate", "attend",

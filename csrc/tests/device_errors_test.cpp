@@ -15,6 +15,8 @@ void test_a_failure_is_told_once() {
     std::uint64_t made = 0;
     const std::vector<std::pair<const char*, std::function<int()>>> calls{
         {"cudaSetDevice", [&] { return gnnserve_cuda_slab(0, 512, &made); }},
+        {"cudaSetDevice", [] { return gnnserve_cuda_usable(0); }},
+        {"cudaFuncGetAttributes", [] { return gnnserve_cuda_usable(0); }},
         {"cudaMalloc", [&] { return gnnserve_cuda_slab(0, 512, &made); }},
         {"cudaHostRegister", [&] { return gnnserve_cuda_register(0, &memory, 4, &made); }},
         {"cudaHostGetDevicePointer", [&] { return gnnserve_cuda_register(0, &memory, 4, &made); }},

@@ -24,14 +24,19 @@ _log = logging.getLogger(__name__)
 #: With a cold page cache, importing torch alone takes up to a minute.
 _PROBE_TIMEOUT_S = 180.0
 _PROBE = """
-import json, torch
+import ctypes, json, sys, torch
 found = []
 torch.cuda.init()
+library = ctypes.CDLL(sys.argv[1])
+library.gnnserve_cuda_error.restype = ctypes.c_char_p
 for index in range(torch.cuda.device_count()):
     torch.cuda.set_device(index)
     facts = torch.cuda.get_device_properties(index)
     free, total = torch.cuda.mem_get_info(index)
-    found.append([index, facts.name, str(getattr(facts, "uuid", "")), free, total])
+    code = library.gnnserve_cuda_usable(index)
+    why = library.gnnserve_cuda_error(code).decode() if code else ""
+    able = f"{facts.major}.{facts.minor}"
+    found.append([index, facts.name, str(getattr(facts, "uuid", "")), free, total, able, why])
 torch.zeros(1, device="cuda").item()
 print("found " + json.dumps(found))
 """
@@ -68,18 +73,27 @@ def find_gpus(
     version = (cuda_of_torch or _cuda_of_torch)()
     if version is None:
         raise NoCuda("torch is built without it", expected=True)
-    if library_path(CUDA_LIBRARY) is None:
+    library = library_path(CUDA_LIBRARY)
+    if library is None:
         raise NoCuda(f"{CUDA_LIBRARY} was not built, see docs/cuda.md")
     started = time.monotonic()
-    said = (ask or _ask)()
+    said = ask() if ask is not None else _ask(library)
     _log.info("asking CUDA took %.1f s", time.monotonic() - started)
     line = next((line for line in said.splitlines() if line.startswith("found ")), None)
     if line is None:
         told = said.strip().splitlines()
         raise NoCuda(told[-1] if told else "the probing process printed nothing")
-    found = [Gpu(*row) for row in json.loads(line.removeprefix("found "))]
+    found, refused = [], []
+    for *facts, able, why in json.loads(line.removeprefix("found ")):
+        gpu = Gpu(*facts)
+        if why:
+            refused.append(f"{CUDA_LIBRARY} cannot use {gpu.name}, of capability {able}: {why}")
+        else:
+            found.append(gpu)
     if not found:
-        raise NoCuda("there is no device")
+        raise NoCuda("; ".join(refused) or "there is no device")
+    for told_why in refused:
+        _log.warning("%s", told_why)
     return tuple(_as_nvml_sees(gpu, nvml) for gpu in found)
 
 
@@ -92,11 +106,14 @@ def _cuda_of_torch() -> str | None:
     return version
 
 
-def _ask() -> str:
-    """Run a process that uses CUDA; return its output, or its errors when it failed."""
+def _ask(library: Path) -> str:
+    """Run a process that uses CUDA and `library`; return its output, or its errors.
+
+    Only there it is seen whether the library has code for each device.
+    """
     try:
         found = subprocess.run(
-            [sys.executable, "-c", _PROBE],
+            [sys.executable, "-c", _PROBE, str(library)],
             capture_output=True,
             text=True,
             timeout=_PROBE_TIMEOUT_S,

@@ -19,7 +19,7 @@ from serve.server.scheduling import scheduler_params
 from tests.builders import unions_saving
 
 GPU = Gpu(0, "H", "u-1", 80 << 30, 81 << 30)
-SAID = f'noise\nfound [[0, "H", "u-1", {80 << 30}, {81 << 30}]]\n'
+SAID = f'noise\nfound [[0, "H", "u-1", {80 << 30}, {81 << 30}, "9.0", ""]]\n'
 
 
 class Nvml:
@@ -88,6 +88,17 @@ def test_a_cold_machine_has_three_minutes_and_the_log_says_what_it_took(monkeypa
     with pytest.raises(NoCuda, match="did not answer within 180 s"):
         find_gpus(lambda: "13.0")
     assert "asking CUDA took" in caplog.text
+
+
+@pytest.mark.usefixtures("_built")
+def test_a_gpu_without_code_in_the_library_is_left_out(caplog):
+    old = '[1, "T", "u-2", 8, 9, "7.5", "no kernel image is available"]'
+    whole = SAID.strip().removesuffix("]")
+    assert find_gpus(lambda: "13.0", lambda: f"{whole}, {old}]", Nvml(fails="nvmlInit")) == (GPU,)
+    reason = "libgnnserve_cuda.so cannot use T, of capability 7.5: no kernel image is available"
+    assert reason in caplog.text
+    with pytest.raises(NoCuda, match=reason):
+        find_gpus(lambda: "13.0", lambda: f"found [{old}]")
 
 
 @pytest.mark.usefixtures("_built")

@@ -18,6 +18,7 @@ enum cudaError_t {
 enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2 };
 enum { cudaHostRegisterPortable = 1, cudaStreamCaptureModeThreadLocal = 1 };
 enum { cudaEventDisableTiming = 2, cudaEventBlockingSync = 1 };
+struct cudaFuncAttributes {};
 using cudaStream_t = struct StubStream*;
 using cudaEvent_t = struct StubEvent*;
 using cudaGraph_t = struct StubGraph*;
@@ -53,6 +54,9 @@ inline cudaError_t cudaGetLastError() { return std::exchange(cuda_stub::last_err
 inline cudaError_t cudaSetDevice(int device) {
     cuda_stub::device = device;
     return cuda_stub::end_of("cudaSetDevice");
+}
+inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, const void*) {
+    return cuda_stub::end_of("cudaFuncGetAttributes");
 }
 inline cudaError_t cudaMalloc(void** memory, std::size_t) {
     *memory = nullptr;
