@@ -16,6 +16,7 @@ from serve.cluster.servers_file import write_servers
 from serve.config import ServerConfig
 from serve.core.types import Nanos, QoS, Task, TaskEstimate, TaskId
 from serve.native import front_lacks
+from serve.rpc import server as rpc_server
 from serve.rpc.elsewhere import HOPS, Origin, is_movable, origin_of
 from serve.rpc.server import GrpcServer
 from serve.wire.messages import (
@@ -93,6 +94,8 @@ def patient(monkeypatch):
     """Have servers that are slow to say what they have waited for, as the machine may be busy."""
     monkeypatch.setattr(peers, "ASK_S", PATIENCE_S)
     monkeypatch.setattr(forwarding, "LEAST_S", PATIENCE_S)
+    # Nobody asks a server that stops.
+    monkeypatch.setattr(rpc_server, "_REFUSE_S", 0.0)
 
 
 @pytest.fixture
