@@ -18,6 +18,7 @@ from serve.core.jobs.types import JobRules
 from serve.core.params import DeviceFacts, SchedulerParams
 from serve.core.types import Nanos, TaskEstimate, TaskId
 from serve.errors import ConfigError
+from serve.undecodable import UNDECODABLE
 
 _FORMAT = "gnnserve-journal-1"
 _EVENTS: dict[str, type[Event]] = {kind.__name__: kind for kind in get_args(Event)}
@@ -165,7 +166,7 @@ def _entry(line: bytes, where: str, number: int) -> Step | AnswerLeft:
 def _decoded(data: bytes | msgspec.Raw, kind: type[ValueT], where: str, number: int) -> ValueT:
     try:
         return msgspec.json.decode(data, type=kind)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except UNDECODABLE as error:
         raise ConfigError(f"{where}, line {number}: {error}") from error
 
 

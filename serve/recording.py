@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from serve.errors import ConfigError
+from serve.undecodable import UNDECODABLE
 from serve.workload import (
     RECORDED,
     PoolSpec,
@@ -126,7 +127,7 @@ def is_recording(first_line: bytes) -> bool:
     """Return True for the first line of a recording of any version."""
     try:
         header = msgspec.json.decode(first_line, type=_AnyHeader)
-    except msgspec.MsgspecError:
+    except UNDECODABLE:
         return False
     return header.format.startswith("gnnserve-recording-")
 

@@ -18,6 +18,7 @@ from msgspec import Meta
 
 from serve.errors import ConfigError
 from serve.profiles import parse_profile
+from serve.undecodable import UNDECODABLE
 
 #: All models of a server or repository.
 MIX = "mix"
@@ -442,5 +443,5 @@ def decode_line(row: bytes, kind: type[RowT], where: str, number: int) -> RowT:
     """Decode a line of JSON; raises ConfigError that names `where` and the line's number."""
     try:
         return msgspec.json.decode(row, type=kind)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except UNDECODABLE as error:
         raise ConfigError(f"{where}, line {number}: {error}") from error

@@ -27,6 +27,7 @@ from serve.core.cluster.sequencer import TimeToLook
 from serve.errors import ServeError
 from serve.graphs.change_bytes import decode_change
 from serve.graphs.shared_changes import SharedGraphs
+from serve.undecodable import UNDECODABLE
 
 _log = logging.getLogger(__name__)
 
@@ -82,7 +83,7 @@ class FollowerThread(SocketThread):
         """Take a message of the sequencer; what is none is left out."""
         try:
             message: FromSequencer = msgspec.msgpack.decode(frames[0], type=FromSequencer)
-        except msgspec.MsgspecError:
+        except UNDECODABLE:
             return
         if isinstance(message, Changes):
             event = ChangesCame(message.after, message.latest, tuple(frames[1:]))

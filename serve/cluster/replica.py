@@ -26,6 +26,7 @@ from serve.config_settings import settings_of
 from serve.core.cluster.probing import Probe
 from serve.core.cluster.seats import OwnSeat, SeatAsked
 from serve.errors import ConfigError, ServeError
+from serve.undecodable import UNDECODABLE
 
 _log = logging.getLogger(__name__)
 
@@ -332,7 +333,7 @@ def _read(version: str) -> Running | None:
     """Return what was written of a server; None when it is of another release."""
     try:
         return msgspec.json.decode(version, type=Running)
-    except msgspec.DecodeError:
+    except UNDECODABLE:
         return None
 
 

@@ -10,6 +10,7 @@ import zmq
 from serve.cluster.row_wire import Keys, RowsGiven, secure
 from serve.cluster.wanted_rows import WantedRows
 from serve.core.cluster.rows import RowFetch, Store
+from serve.undecodable import UNDECODABLE
 
 #: A connection that ended is noticed within this time.
 _LOOK_MS = 5
@@ -124,7 +125,7 @@ class Link:
                 return
             try:
                 given = msgspec.msgpack.decode(head.buffer, type=RowsGiven)
-            except msgspec.MsgspecError:
+            except UNDECODABLE:
                 self._failed(fetch, wanted, part, "sent what is no answer", now_ns)
                 return
             if given.number == piece.number:

@@ -32,6 +32,7 @@ from serve.graphs.csr import Ids
 from serve.graphs.edges import Edges
 from serve.graphs.shared_column import SharedColumn
 from serve.graphs.shared_sampling import drawn
+from serve.undecodable import UNDECODABLE
 
 _log = logging.getLogger(__name__)
 
@@ -182,7 +183,7 @@ class RowStore:
         try:
             head, ids = frames
             asked = msgspec.msgpack.decode(head, type=RowsAsked)
-        except (ValueError, msgspec.MsgspecError):
+        except (ValueError, *UNDECODABLE):
             self.counts["refused"] += 1
             return
         found = self._rows(asked, ids)

@@ -39,6 +39,7 @@ from serve.errors import ConfigError, Mismatch, NotReady, ServeError, UnknownNam
 from serve.graphs.change_bytes import decode_change
 from serve.graphs.shared_changes import SharedGraphs
 from serve.progress import Progress
+from serve.undecodable import UNDECODABLE
 
 
 class SequencerThread(SocketThread):
@@ -84,11 +85,11 @@ class SequencerThread(SocketThread):
         while (number := self._sequencer.number) < total:
             progress(f"making changes of the log, {number:,} of {total:,}", number / total)
             for data in self._log.records(number, BATCH_BYTES):
-                record = msgspec.msgpack.decode(data, type=ChangeRecord)
                 try:
+                    record = msgspec.msgpack.decode(data, type=ChangeRecord)
                     self._check(record)
                     self._graphs.make(record.graph, decode_change(record.change))
-                except ServeError as error:
+                except (ServeError, *UNDECODABLE) as error:
                     raise ConfigError(
                         f"cluster.rows.log: change {self._sequencer.number + 1} cannot be made:"
                         f" {error}; a log is of the graphs that it began with"
@@ -112,7 +113,7 @@ class SequencerThread(SocketThread):
                 return
             if isinstance(message, ChangeSubmission):
                 key = msgspec.msgpack.decode(data, type=ChangeRecord).key
-        except (ValueError, msgspec.MsgspecError):
+        except (ValueError, *UNDECODABLE):
             return
         if isinstance(message, ChangeSubmission):
             self._submitted[message.server] = (identity, message, data)

@@ -9,6 +9,7 @@ import zmq
 from serve.cluster.change_wire import MARK, ChangeSubmission, Confirmation, FromSequencer, Refusal
 from serve.cluster.row_wire import Keys, secure
 from serve.errors import NotReady
+from serve.undecodable import UNDECODABLE
 
 #: A connection takes no longer than this, an answer no longer than that; a change is sent again
 #: while it has none.
@@ -77,7 +78,7 @@ class Submitter:
             message: FromSequencer = msgspec.msgpack.decode(
                 socket.recv_multipart()[0], type=FromSequencer
             )
-        except msgspec.MsgspecError:
+        except UNDECODABLE:
             return False
         if isinstance(message, Refusal) and message.key == key:
             raise message.error()

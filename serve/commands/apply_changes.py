@@ -19,6 +19,7 @@ from serve.graphs.shared_column import added_parts
 from serve.graphs.sharing import files_digest, read_parts
 from serve.graphs.snapshot import Snapshot
 from serve.progress import Progress
+from serve.undecodable import UNDECODABLE
 
 #: Bytes of the log that are read at once, and rows of features that are written at once.
 _LOG_BYTES, _ROWS = 1 << 20, 1 << 16
@@ -88,7 +89,10 @@ def _make(graph: ResidentGraph, log_file: Path, files: bytes, progress: Progress
             progress(f"making changes, {number:,} of {log.count:,}", number / log.count)
             for data in log.records(number, _LOG_BYTES):
                 number += 1
-                record = msgspec.msgpack.decode(data, type=ChangeRecord)
+                try:
+                    record = msgspec.msgpack.decode(data, type=ChangeRecord)
+                except UNDECODABLE as error:
+                    raise ConfigError(f"{log_file}: change {number}: {error}") from error
                 if record.graph != graph.name:
                     continue
                 if record.files != files:

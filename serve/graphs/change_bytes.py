@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from serve.errors import InvalidInput
 from serve.graphs.updates import Change
+from serve.undecodable import UNDECODABLE
 
 #: Dtype of each tensor of a change, and its shape, -1 where any size may be.
 _TENSORS: dict[str, tuple[type, tuple[int, ...]]] = {
@@ -35,7 +36,7 @@ def decode_change(data: bytes) -> Change:
     try:
         found = msgspec.msgpack.decode(data, type=_Found)
         return Change(**{name: _array(name, *each) for name, each in found.items()})
-    except (msgspec.MsgspecError, KeyError, ValueError) as error:
+    except (KeyError, ValueError, *UNDECODABLE) as error:
         raise InvalidInput(f"what was sent is no change: {error}") from None
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from serve import native
 from serve.rest.errors import RestError, invalid
+from serve.undecodable import UNDECODABLE
 from serve.wire.messages import DATATYPES, Datatype
 
 _FP16, _FP32 = np.dtype("<f2"), np.dtype("<f4")
@@ -92,7 +93,7 @@ def _read_texts(text: memoryview, shape: Sequence[int], tensor: str) -> memoryvi
     """Read a flat list of strings; each becomes its length in four bytes, and its UTF-8."""
     try:
         texts = msgspec.json.decode(text, type=list[str])
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise invalid(f"tensor '{tensor}': data: {error}; BYTES is a flat list") from error
     if len(texts) != prod(shape):
         raise invalid(

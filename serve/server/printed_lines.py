@@ -17,6 +17,7 @@ import msgspec
 
 from serve.ipc.printed import MARK, Said
 from serve.threads import Thread
+from serve.undecodable import UNDECODABLE
 
 _log = logging.getLogger(__name__)
 
@@ -241,5 +242,5 @@ def _said(line: bytes) -> Said | None:
     """Return what follows the mark; None when that is not what processes of the server write."""
     try:
         return msgspec.json.decode(line[1:], type=Said)
-    except msgspec.MsgspecError:
+    except UNDECODABLE:
         return None

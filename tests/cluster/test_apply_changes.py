@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 pytest.importorskip("zmq", reason="ZeroMQ is not installed: pip install 'gnnserve[cluster]'")
 
+from serve.cluster.change_log import ChangeLog
 from serve.commands.apply_changes import apply_changes
 from serve.commands.graph_cli import app
 from serve.config import load_config
@@ -85,6 +86,11 @@ def test_what_cannot_be_written_anew_is_refused(changed):
     with pytest.raises(ConfigError, match=r"change 1 of .*changes\.log is of other files"):
         apply_changes(config, "made", folder / "new", silent)
     np.save(folder / "parts.npy", parts)
+    log = ChangeLog(folder / "changes.log", 1 << 20)
+    log.append(b"\x94\xc4\x00\xa1\xff\xc4\x00\xc4\x00")  # a graph's name that is no UTF-8
+    log.close()
+    with pytest.raises(ConfigError, match=r"changes\.log: change 3: 'utf-8' codec"):
+        apply_changes(config, "made", folder / "new", silent)
     (folder / "changes.log").unlink()
     with pytest.raises(ConfigError, match="no such file; the sequencer has it"):
         apply_changes(config, "made", folder / "new", silent)

@@ -167,7 +167,13 @@ def rows_given(number):
 TOO_SHORT = [[rows_given(number), b"short"] for number in (1, 2)]
 
 
-@pytest.mark.parametrize("said", [[[b""]], [[b"junk", b""]], TOO_SHORT])
+#: A dtype that is no UTF-8, and lists in lists.
+NO_TEXT, TOO_DEEP = b"\x93\x01\xa1\xff\xa0", b"\x95\x01\xa0\xa0\xc2" + b"\x91" * 5000
+
+
+@pytest.mark.parametrize(
+    "said", [[[b""]], [[b"junk", b""]], TOO_SHORT, [[NO_TEXT, b""]], [[TOO_DEEP, b""]]]
+)
 def test_a_broken_server_harms_only_requests_that_need_it(tmp_path, said):
     with cluster(tmp_path, 3) as three, SocketThatSays(three, 1, said):
         with pytest.raises(NotReady, match=r"part 1: 127\.0\.0\.1:\d+ sent "):
@@ -243,9 +249,10 @@ def test_whatever_is_sent_the_server_goes_on(tmp_path):
         asker = context.socket(zmq.DEALER)
         asker.connect(f"tcp://{two.addresses[1]}")
         odd = [b"\x94\x01\xa1g\xc4\x00\x00", b"odd"]
-        for frames in ([b""], [b"junk", b""], [b"\x90", b""], odd):
+        deep = [b"\x97\x01\xa1g\xc4\x00\xc4\x00\x00\x00" + b"\x91" * 5000, b""]
+        for frames in ([b""], [b"junk", b""], [b"\x90", b""], odd, deep):
             asker.send_multipart(frames)
-        wait_for(lambda: two.rows[1].given["refused"] == 4, "all to be refused")
+        wait_for(lambda: two.rows[1].given["refused"] == 5, "all to be refused")
         asker.close(0)
         two.graphs[0].snapshot.features(ALL)
 

@@ -38,6 +38,7 @@ BODIES = {
     "inputs of null": b'{"inputs":null}',
     "inputs of texts": b'{"inputs":["x"]}',
     "no UTF-8": b'{"inputs":[],"id":"\xff\xfe"}',
+    "elements of no UTF-8": with_x('["?"]', (1,), "BYTES").replace(b"?", b"\xff"),
     "lone surrogate": b'{"inputs":[],"id":"\\ud800"}',
     "a byte of zero": b'{"inputs":[]}\x00',
     "deep lists": b"[" * 100_000,
