@@ -140,6 +140,8 @@ def fused() -> str:
         "apart, ms": "{apart_ms:.2f}",
         "as one, ms": "{as_one_ms:.2f}",
         "times as fast, median (quartiles)": "{gain[1]:.2f} ({gain[0]:.2f}, {gain[2]:.2f})",
+        "put together": "{together_gain[1]:.2f} ({together_gain[0]:.2f}, {together_gain[2]:.2f})",
+        "worth fusing": lambda row: "yes" if row["worth"] else "no",
         "the paper, on a V100": lambda row: str(row["paper"] or "–"),
     })  # fmt: skip
 
