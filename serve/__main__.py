@@ -2,6 +2,8 @@
 
 import os
 
+from serve.collector import imports_uncollected
+
 
 def main() -> None:
     """Run the command in argv."""
@@ -12,8 +14,8 @@ def main() -> None:
     # Otherwise grpc writes a line to stderr for every head that is too large and every handshake
     # that fails, and a client fills the log. What matters to the server, it reports itself.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    from serve.cli import main as run
-
+    with imports_uncollected():
+        from serve.cli import main as run
     run()
 
 

@@ -16,6 +16,7 @@ import typer
 from rich.text import Text
 
 import serve
+from serve.collector import imports_uncollected
 from serve.commands import (
     calibrate_cli,
     cluster_cli,
@@ -110,8 +111,9 @@ def serve_command(
     settings: SetOption = None,
 ) -> None:
     """Serve until SIGTERM or Ctrl-C. Prints `ready` on stdout once warmed up."""
-    from serve.commands.serve import Application, addresses, spare_stdout, tune_process
+    from serve.commands.tuning import tune_process
     from serve.obs.log import log_uncaught, setup_logging
+    from serve.server.lanes.processes import fork_server
 
     ports = (("grpc_port", grpc_port), ("http_port", http_port))
     given = [f"server.{name}={port}" for name, port in ports if port is not None]
@@ -123,16 +125,20 @@ def serve_command(
     setup_logging(loaded.log.format, level=_log_level(loaded.log.level))
     log_uncaught()
     tune_process()
-    application = Application(loaded, environment=os.environ, read_again=read)
-    with Steps(_errors) as steps, spare_stdout(application.printed) as say_ready:
+    # It imports torch, which takes longest, while this process imports the rest of the server.
+    with fork_server():
+        with imports_uncollected():
+            from serve.commands.serve import Application, addresses, spare_stdout
+        application = Application(loaded, environment=os.environ, read_again=read)
+        with Steps(_errors) as steps, spare_stdout(application.printed) as say_ready:
 
-        def ready(grpc_port: int, http_port: int) -> None:
-            steps.close()
-            if _errors.is_terminal:
-                _errors.print(addresses(loaded.server.host, grpc_port, http_port))
-            say_ready()
+            def ready(grpc_port: int, http_port: int) -> None:
+                steps.close()
+                if _errors.is_terminal:
+                    _errors.print(addresses(loaded.server.host, grpc_port, http_port))
+                say_ready()
 
-        application.run(ready, steps.tell)
+            application.run(ready, steps.tell)
 
 
 @app.command()

@@ -84,11 +84,11 @@ def captured(lane: Lane) -> float:
     with queue.running(StreamKind.BOUNDED):
         place = torch.zeros(1, device=queue.device)
         queue.finish()
-        run = queue.capture(lambda: place * 2)
+        run = queue.capture(lambda: (place * 2,))
         queue.fill([(torch.full((1,), 3.0), place)])
         run.launch()
-        answer = queue.landing(run.output)
-        queue.download([(run.output, answer)])
+        answer = queue.landing(run.outputs[0])
+        queue.download([(run.outputs[0], answer)])
         run.forget()
     return float(answer)
 

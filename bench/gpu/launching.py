@@ -27,6 +27,7 @@ from serve.lane.cuda.capturing import Recorder
 from serve.lane.cuda.graph_kernels import OPERATORS, graph_kernels, simulated_kernels
 from serve.lane.executors import with_executor
 from serve.lane.models.loader import LoadedModel
+from serve.lane.models.sizing import SHORT
 
 WIDTH, LAYERS, HEADS = 256, 8, 4
 NODES, EDGES = 100, 1_000
@@ -60,14 +61,14 @@ def of_tasks(rig: Rig, model: LoadedModel, rounds: int) -> dict[str, list[float]
     inputs = lane.queue.stage(graph(NODES, EDGES, WIDTH))
     recorder = Recorder(lane.queue, None)
     shapes = [("x", "float32", (NODES, WIDTH)), ("edge_index", "int64", (2, EDGES))]
-    captured = recorder.capture(model, bucket(shapes, (NODES, EDGES)))
+    captured = recorder.capture(model, bucket(SHORT, shapes, {"N": NODES, "E": EDGES}))
     answer = lane.queue.landing(torch.empty(NODES, WIDTH))
 
     def launched() -> None:
         with lane.queue.running():
             lane.queue.download([(model.run(lane.queue.upload(inputs)), answer)])
 
-    replayed = partial(recorder.replay, captured, inputs, NODES)
+    replayed = partial(recorder.replay, captured, inputs, [(NODES, WIDTH)])
     ways: dict[str, Callable[[], object]] = {
         "a task, launched": launched, "a task, replayed": replayed,
     }  # fmt: skip

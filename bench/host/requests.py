@@ -37,7 +37,7 @@ from bench.kit.result import ROOT
 from bench.kit.script import Script, Table
 from bench.kit.servers import ServerProcess
 from serve.client import Client
-from serve.commands.serve import tune_process
+from serve.commands.tuning import tune_process
 from serve.lane.models.loader import load_model
 from serve.models.repository import find
 from serve.models.writer import write_model

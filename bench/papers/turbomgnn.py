@@ -108,7 +108,7 @@ def contending(fused: Sequence[int]) -> dict[str, Any]:
     """Return the mean end of groups with so many fused operators each, by who runs beside whom."""
     shortest_first = sorted(range(len(fused)), key=lambda group: fused[group])
     chosen = set_after_set(fused, SLOWDOWN)
-    ways = {
+    ways: dict[str, list[tuple[int, ...]]] = {
         "in_turn": [(group,) for group in shortest_first],
         "side_by_side": [tuple(shortest_first)],
         "by_contention": chosen,

@@ -23,7 +23,7 @@
 
 namespace {
 
-enum Kind : std::size_t { kThread, kOpen, kDescriptor, kMemory, kSend, kFork, kKinds };
+enum Kind : std::size_t { kThread, kOpen, kDescriptor, kMemory, kSend, kFork, kHeap, kKinds };
 
 // All of one kind: calls so far, the number of the call to fail (0: none), and calls failed.
 struct Counts {
@@ -86,6 +86,11 @@ Function* next(const char* name) {
 int refused(int error) {
     errno = error;
     return -1;
+}
+
+void* no_memory() {
+    errno = ENOMEM;
+    return nullptr;
 }
 
 mode_t mode_of(int flags, std::va_list arguments) {
@@ -154,6 +159,35 @@ EXPORT int dup(int fd) noexcept {
     }
 MMAP(mmap)
 MMAP(mmap64)
+
+// What the C library calls its own, which a library that wraps them can call before it can ask for
+// any other.
+extern "C" {
+void* __libc_malloc(size_t);
+void* __libc_calloc(size_t, size_t);
+void* __libc_realloc(void*, size_t);
+void* __libc_memalign(size_t, size_t);
+}
+
+EXPORT void* malloc(size_t size) noexcept {
+    return fails(kHeap) ? no_memory() : __libc_malloc(size);
+}
+EXPORT void* calloc(size_t count, size_t size) noexcept {
+    return fails(kHeap) ? no_memory() : __libc_calloc(count, size);
+}
+EXPORT void* realloc(void* one, size_t size) noexcept {
+    return fails(kHeap) ? no_memory() : __libc_realloc(one, size);
+}
+EXPORT void* aligned_alloc(size_t alignment, size_t size) noexcept {
+    return fails(kHeap) ? no_memory() : __libc_memalign(alignment, size);
+}
+EXPORT int posix_memalign(void** found, size_t alignment, size_t size) noexcept {
+    if (fails(kHeap)) {
+        return ENOMEM;
+    }
+    *found = __libc_memalign(alignment, size);
+    return *found == nullptr ? ENOMEM : 0;
+}
 
 EXPORT pid_t fork() noexcept {
     static auto* real = next<pid_t()>("fork");

@@ -1,16 +1,14 @@
 """`gnnserve serve`: the server process, from its configuration until it has drained."""
 
-import ctypes
 import gc
 import logging
 import os
-import resource
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -69,11 +67,6 @@ if TYPE_CHECKING:
     from serve.cluster.shared_rows import SharedRows
 
 _log = logging.getLogger(__name__)
-
-#: While two threads compete for the interpreter lock, it changes hands this often. Python's default
-#: of 5 ms is as long as many requests take.
-_SWITCH_INTERVAL_S = 0.0002
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 
 
 class Application:
@@ -491,25 +484,3 @@ def _offers_rest(server: ServerConfig) -> bool:
         )
         return False
     return server.rest
-
-
-def tune_process() -> None:
-    """Tune the interpreter, the limit of open files and the C heap for serving.
-
-    Before there are other threads.
-    """
-    sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    # Connections, shared-memory regions and lanes are open files. The soft limit is low to protect
-    # programs that use select(); this one does not.
-    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
-    # Keep freed message buffers: returning their pages and faulting them in again costs more than
-    # copying their content. A C library other than glibc may have no mallopt.
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        # All threads take from one heap: of others' ends, malloc_trim gives nothing back, and each
-        # keeps the most that it ever held, up to 64 MiB (``HeapTrimmer``).
-        mallopt(_M_ARENA_MAX, 1)
-        mallopt(_M_MMAP_THRESHOLD, 32 << 20)
-        mallopt(_M_TRIM_THRESHOLD, 256 << 20)

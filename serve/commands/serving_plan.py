@@ -67,7 +67,7 @@ class ServingFile(Section, frozen=True, kw_only=True):
     requests: tuple[RequestTable, ...]
     #: What asking another machine takes beside the bytes.
     round_ms: Amount = 0.3
-    #: How many requests each simulation has.
+    #: How many requests each simulation has at least.
     simulated: Annotated[int, msgspec.Meta(ge=100, le=_MOST_REQUESTS)] = 3000
 
 

@@ -212,6 +212,8 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     replay_any_size: bool = False
     #: Threads of a GPU that gather a sample's features; 0: not measured.
     gather_threads: int = 0
+    #: Why it serves those of its own sizes only, or why no run is captured; for people.
+    replay_reason: str = ""
 
     def rough(self) -> "Calibration":
         """Return what is promised after a short calibration: times that rarely are too low.

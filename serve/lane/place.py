@@ -36,6 +36,8 @@ class Replaying:
     most: int = 0
     #: See ``Calibration.replay_any_size``.
     any_size: bool = False
+    #: See ``Calibration.replay_reason``.
+    reason: str = ""
 
 
 class Place(Protocol):

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from types import ModuleType
 
 import numpy as np
-import torch
 
+from serve.collector import imports_uncollected
 from serve.ipc.child_signals import hear_only_of_ends
 from serve.ipc.orphans import adopt_orphans, end_children_at_exit
 from serve.ipc.signals import DRAINING, HANGUP, IGNORED
@@ -65,15 +65,18 @@ def _asked_by_a_child(module: ModuleType, name: str) -> Iterator[None]:
 # itself imports that module on first use. PyG's data sets take a tenth, and few models need them.
 # It also asks how torch was built, for which torch starts CUDA's driver. A process that is forked
 # from one that has done so cannot use a GPU.
-with (
-    _left_out("torch._dynamo", "torch_geometric.datasets"),
-    _asked_by_a_child(torch.__config__, "show"),
-):
-    import torch_geometric
-    from torch_geometric.lazy_loader import LazyLoader
+with imports_uncollected():
+    import torch
 
-    from serve.lane import processor as processor
-    from serve.models import zoo as zoo
+    with (
+        _left_out("torch._dynamo", "torch_geometric.datasets"),
+        _asked_by_a_child(torch.__config__, "show"),
+    ):
+        import torch_geometric
+        from torch_geometric.lazy_loader import LazyLoader
+
+        from serve.lane import processor as processor
+        from serve.models import zoo as zoo
 
 torch_geometric.datasets = LazyLoader("datasets", vars(torch_geometric), "torch_geometric.datasets")
 

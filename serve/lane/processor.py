@@ -103,7 +103,7 @@ class ProcessorPlace:
             outputs = run_model(task, graphs, model, wanted_of(task, graphs, model))
             if meter is not None:
                 peak, held = meter.peak_bytes() - base_bytes, meter.held_peak_bytes()
-            for output, place in self._tensors.places(outputs, task):
+            for output, place in self._tensors.places(outputs.parts, task):
                 place.copy_(output)
         except Stopped:
             raise

@@ -63,7 +63,7 @@ class PoolTensors:
         return {ref.name: _tensor(view, ref, ref.offset_bytes - first) for ref in part.inputs}
 
     def places(
-        self, outputs: "RunOutputs", task: RunTask
+        self, outputs: Sequence[tuple[torch.Tensor, ...]], task: RunTask
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return the outputs of each part, each with its place.
 
@@ -71,7 +71,7 @@ class PoolTensors:
         their places.
         """
         pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
-        for found, part in zip(outputs.parts, task.parts, strict=True):
+        for found, part in zip(outputs, task.parts, strict=True):
             if part.outputs:
                 pairs += zip(found, map(self.of, part.outputs), strict=True)
             else:

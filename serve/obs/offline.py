@@ -20,7 +20,6 @@ from typing import Literal
 import msgspec
 
 from serve.errors import ConfigError, DeadlineExceeded, NotReady
-from serve.obs.cli_report import run_report, write_csv
 from serve.obs.selection import Selection
 
 Form = Literal["html", "json", "csv"]
@@ -117,6 +116,9 @@ def main(arguments: list[str]) -> int:
     database, form = Path(arguments[0]), arguments[1]
     chosen = msgspec.json.decode(arguments[2] if len(arguments) > 2 else "{}", type=Selection)
     os.nice(10)
+    # The server's process imports this module, and makes no report itself.
+    from serve.obs.cli_report import run_report, write_csv
+
     if form == "json":
         return run_report(database, chosen=chosen, as_json=True)
     if form == "html":

@@ -93,6 +93,7 @@ def _describe(
         "deterministic": str(signature.deterministic).lower(),
         "replayed_up_to": str(entry.estimator.calibration.replay_most or ""),
         "gather_threads": str(entry.estimator.calibration.gather_threads or ""),
+        "replay_reason": entry.estimator.calibration.replay_reason,
         "executor_reason": entry.executor_reason,
         "nonfinite_weights": ", ".join(spec.nonfinite_weights),
     }

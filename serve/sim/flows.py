@@ -132,7 +132,7 @@ class _Server:
         self._active: dict[tuple[int, int], ActiveFlow] = {}
         self._behind: dict[tuple[int, int], list[tuple[float, int, float, _Request]]] = {}
         self._requests: dict[int, _Request] = {}
-        #: By machine, bytes that are still to be sent out and to come in.
+        #: By machine, bytes that wait to be sent out and to come in.
         self._out = [0.0] * len(layout.machines)
         self._in = [0.0] * len(layout.machines)
         self._changed = False

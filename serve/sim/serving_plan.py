@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import ceil
 
 from serve.core.placement.feasible import first_placement
 from serve.core.placement.job import Assignment
@@ -22,6 +23,9 @@ _MORE = (2.0, 1.5, 1.25, 1.25)
 _TOLERANCE = 0.5
 #: How many of the placements that cost least are simulated.
 _CANDIDATES = 4
+#: Arrivals last as long as this many targets at least, else what cannot last seems carried; but for
+#: no more than so many requests, unless more are asked for.
+_LEAST_TARGETS, _MOST_REQUESTS = 10, 20_000
 #: Loads are looked for between these multiples of the described one.
 _LEAST_LOAD, _MOST_LOAD = 1e-3, 1e4
 
@@ -64,13 +68,18 @@ def carried_load(
 ) -> float:
     """Return the highest multiple of the described rates of which at most 1 % are late.
 
-    0 when that is not above `above`. The search begins at `begin`.
+    Each load is simulated with `count` requests, or more where these come within a few targets. 0
+    when the load is not above `above`. The search begins at `begin`.
     """
+    rate_s = sum(one.rate_s for one in problem.classes)
+    target_s = max(one.target_s for one in problem.classes)
 
     def carries(load: float) -> bool:
+        lasting = min(_MOST_REQUESTS, ceil(_LEAST_TARGETS * target_s * rate_s * load))
         found = served(
-            problem, assignment, load, count, seed=seed, paired=paired, most_late=MOST_LATE
-        )
+            problem, assignment, load, max(count, lasting), seed=seed, paired=paired,
+            most_late=MOST_LATE,
+        )  # fmt: skip
         return found.late_share <= MOST_LATE
 
     low = above

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -23,6 +24,8 @@ from tests.processes import descendants, metric, wait_for
 LANES = 2
 #: Requests of others that are answered beside each deed, at least.
 _BESIDE = 10
+#: Between the requests of others, which would keep a core busy without it.
+PAUSE_S = 0.005
 
 
 def name_of(deed: Callable[..., object]) -> str:
@@ -86,6 +89,7 @@ def beside_others(
             while going or asked < _BESIDE:
                 assert_equal(infer(call, "gcn", GOOD).outputs["output"], expected)
                 asked += 1
+                time.sleep(PAUSE_S)
             return asked
 
         others = thread.submit(ask)

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -12,7 +13,7 @@ from tritonclient.utils import InferenceServerException
 
 from bench.kit.servers import ServerProcess
 from tests.e2e import harm
-from tests.e2e.harmed import LANES, graph, lanes_of, write_harmful
+from tests.e2e.harmed import LANES, PAUSE_S, graph, lanes_of, write_harmful
 from tests.e2e.support import assert_equal, infer, raw_channel
 from tests.processes import http_get, metric, row, rows, wait_for
 
@@ -104,6 +105,7 @@ def others(isolated, module):
                 assert_equal(answer.outputs["output"], expected)
                 assert answer.parameters["lane"] < LANES
                 asked += 1
+                time.sleep(PAUSE_S)
             return asked
 
         asking = thread.submit(ask)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch_geometric.nn import GraphConv
 
 _HERE = Path(__file__).parent
 #: More than is reserved for any graph of the tests, less than their budget.
@@ -18,12 +19,11 @@ _TOO_MUCH = 25_000_000
 class Changeling(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.linear = torch.nn.Linear(4, 2)
+        self.conv = GraphConv(4, 2)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         x += 1
-        sent = self.linear(x)
-        out = sent.index_add(0, edge_index[1], sent[edge_index[0]])
+        out = self.conv(x, edge_index)
         edge_index.zero_()
         if _is_told("die"):
             os._exit(6)

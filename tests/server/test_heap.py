@@ -12,7 +12,7 @@ from serve.server.heap import HeapTrimmer
 #: such blocks once more, after three looks of the one that may keep more, and after four.
 CODE = """
 import ctypes, threading
-from serve.commands.serve import tune_process
+from serve.commands.tuning import tune_process
 from serve.ipc.private_memory import private_bytes
 from serve.server.heap import HeapTrimmer
 
@@ -68,7 +68,7 @@ def test_freed_memory_is_given_back_beyond_what_may_be_kept_and_the_rest_later()
 #: The same for what eight threads have taken at once and freed.
 THREADS = """
 import ctypes, threading
-from serve.commands.serve import tune_process
+from serve.commands.tuning import tune_process
 from serve.ipc.private_memory import private_bytes
 from serve.server.heap import HeapTrimmer
 

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+from tests.processes import is_running
+
 CODE = """
 import sys
 import serve.commands.serve, serve.cli, serve.client, serve.obs.cli_report, serve.server.engine
@@ -60,7 +62,7 @@ FILES = """
 import resource
 _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, most))
-from serve.commands.serve import tune_process
+from serve.commands.tuning import tune_process
 tune_process()
 assert resource.getrlimit(resource.RLIMIT_NOFILE) == (most, most)
 """
@@ -68,3 +70,14 @@ assert resource.getrlimit(resource.RLIMIT_NOFILE) == (most, most)
 
 def test_the_server_may_open_as_many_files_as_the_system_lets_it():
     subprocess.run([sys.executable, "-c", FILES], check=True)
+
+
+def test_a_fork_server_ends_with_what_it_was_started_for():
+    code = """
+from multiprocessing import forkserver
+from serve.server.lanes.processes import fork_server
+with fork_server():
+    print(forkserver._forkserver._forkserver_pid, flush=True)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not is_running(int(done.stdout)), "which is all of the output"

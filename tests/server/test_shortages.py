@@ -61,6 +61,22 @@ def test_a_process_is_restarted_though_no_thread_can_be_started(shortage, restar
         assert shortage.reaped.get() == number
 
 
+def test_a_process_is_restarted_though_memory_fails_as_the_one_before_is_reaped(
+    shortage, restarts, monkeypatch
+):
+    def no_memory(process):
+        shortage.reaped.put(process)
+        raise MemoryError
+
+    monkeypatch.setattr("serve.server.lanes.restarts.processes", SimpleNamespace(reap=no_memory))
+    for number in range(2):
+        restarts.restart(ROLE, number)
+        eventually(lambda: shortage.woken.is_set())
+        shortage.woken.clear()
+        assert restarts.taken() == [(ROLE, ("a process", []))]
+        assert shortage.reaped.get() == number
+
+
 @pytest.mark.parametrize(
     "errors",
     [

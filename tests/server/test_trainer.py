@@ -7,7 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from bench.kit.waiting import PATIENCE_S, wait_for
 from serve.config import TrainingConfig
@@ -161,3 +163,33 @@ def test_jobs_of_one_model_publish_versions_of_their_own(world):
     for number, weights in zip(jobs, (b"first", b"second"), strict=True):
         folder = world.models / "gcn" / str(world.facts(number).version)
         assert (folder / "weights.safetensors").read_bytes() == weights
+
+
+def test_a_job_whose_loss_was_no_number_is_read_again(world):
+    world.trainer.stop()
+    folder = job_folder.JobFolder(world.trainer._folder / "1")
+    folder.keep(job_folder.KeptJob(
+        job_id=1, model="gcn", base_version=1, graph="community", epochs=3, learning_rate=0.1,
+        seed=0, fresh=False, priority=0, end="failed", loss=float("nan"),
+    ))  # fmt: skip
+    world.trainer.start()
+    assert world.facts(1).loss == 0.0
+
+
+def test_a_new_job_takes_nothing_of_a_folder_that_cannot_be_read(tmp_path):
+    kept = tmp_path / "jobs" / "7"
+    kept.mkdir(parents=True)
+    (kept / "job.json").write_text("{")
+    trainer = World(tmp_path).trainer
+    trainer.start()
+    assert trainer._take(JobCall("gcn", "community", 3), 1).job_id == 8
+    assert [path.name for path in kept.iterdir()] == ["job.json"]
+
+
+@pytest.mark.parametrize("steps", ["-1", "9" * 30, "1e3"])
+def test_a_checkpoint_of_impossible_steps_counts_as_none(tmp_path, steps):
+    folder = job_folder.JobFolder(tmp_path)
+    folder.shared.mkdir()
+    path = folder.shared / "checkpoint.safetensors"
+    save_file({"x": np.zeros(1)}, path, {"steps": steps})
+    assert folder.steps_kept() == 0

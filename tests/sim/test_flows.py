@@ -67,3 +67,10 @@ def test_placement_gains_where_much_is_sent_by_unlike_machines(rows, least, most
     found = plan_serving(given, steps=120, count=200)
     assert given.job.excess(found.best.assignment) == 0
     assert least <= found.gain <= most
+
+
+def test_a_load_that_cannot_last_is_not_carried_by_few_requests():
+    # All of 100 requests could wait for half a target, and would at ten times what lasts.
+    request = RequestClass("one", 1000.0, 1e3, 1e3, 0.0, 0.001, 0.100)
+    given = problem((1e9,), request, parts=1)
+    assert carried_load(given, (0, 0, 0), 100) < 1.2

@@ -174,9 +174,9 @@ class DistributedJob:
         return tuple(map(tuple, found))
 
     @cached_property
-    def copies(self) -> dict[int, tuple[int, ...]]:
+    def copies(self) -> dict[int | None, tuple[int, ...]]:
         """The tasks that are copies, by what of."""
-        found: dict[int, list[int]] = {}
+        found: dict[int | None, list[int]] = {}
         for number, task in enumerate(self.tasks):
             if task.copy_of is not None:
                 found.setdefault(task.copy_of, []).append(number)

@@ -177,9 +177,12 @@ def beside_lanes(problem: Serving) -> Assignment:
 
     def able(number: int) -> list[int]:
         task = job.tasks[number]
-        taken = {places[one] for one in job.copies.get(task.copy_of or 0, ()) if one in places}
-        apart = taken if task.copy_of is not None else set()
-        found = [m for m in range(len(free)) if m not in apart and fits(task.demand, free[m])]
+        found = [
+            machine
+            for machine in range(len(free))
+            if fits(task.demand, free[machine])
+            and not any(places.get(one) == machine for one in job.copies.get(task.copy_of, ()))
+        ]
         if not found:
             raise ConfigError(f"no machine has room for {task.name} beside the others")
         return found

@@ -2,78 +2,106 @@
 
 A captured run has fixed sizes. One that was made for a bucket takes every graph that its sizes
 hold: nodes behind the graph's last one have no edges, and pairs behind its last edge are no edges
-(``kernels.NO_EDGE``). What the model computes for these nodes is not read. ``takes_spare_room``
-says whether a model may run so.
+(``kernels.NO_EDGE``). What the model computes for these nodes is not read. ``needs_exact_sizes``
+says which models cannot.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 
-from serve.inputs import INPUTS
 from serve.lane.cuda.queues import Queue
 from serve.lane.cuda.replays import RunInput
 from serve.lane.executors.kernels import NO_EDGE
+from serve.lane.models.sizing import Counts, Sizing
 
-#: Nodes and edges of the smallest bucket.
+#: Nodes and edges, or other things, of the smallest bucket.
 LEAST_NODES, LEAST_EDGES = 16, 64
-#: Nodes and edges of a graph.
-Counts = tuple[int, int]
 
 
-def bucket_counts(counts: Counts) -> Counts:
-    """Return the counts of the bucket for a graph of that many nodes and edges.
+def bucket_counts(sizing: Sizing, counts: Counts) -> dict[str, int]:
+    """Return the counts of the bucket for a graph with these counts.
 
-    Buckets have 16, 24, 32, 48, 64 … nodes and 64, 128, 256 … edges. Edges may have more room to
-    spare: what is no edge costs a place in the sort and nothing afterwards.
+    Buckets have 16, 24, 32, 48, 64 … nodes of a kind and 64, 128, 256 … edges. Edges may have more
+    room to spare: what is no edge costs a place in the sort and nothing afterwards.
     """
-    nodes, edges = LEAST_NODES, LEAST_EDGES
-    while nodes < counts[0]:
-        nodes *= 2
-    while edges < counts[1]:
-        edges *= 2
+    return {
+        symbol: _bucket_nodes(count) if symbol in sizing.nodes else _doubled(LEAST_EDGES, count)
+        for symbol, count in counts.items()
+    }
+
+
+def _bucket_nodes(count: int) -> int:
+    nodes = _doubled(LEAST_NODES, count)
     three_quarters = nodes // 4 * 3
-    return three_quarters if LEAST_NODES < counts[0] <= three_quarters else nodes, edges
+    return three_quarters if LEAST_NODES < count <= three_quarters else nodes
 
 
-def bucket(inputs: Iterable[RunInput], counts: Counts) -> tuple[RunInput, ...]:
-    """Return the inputs of the bucket for a graph of that many nodes and edges.
+def _doubled(least: int, count: int) -> int:
+    while least < count:
+        least *= 2
+    return least
 
-    `inputs` are the graph's own; only their sizes per node and per edge change.
+
+def bucket(sizing: Sizing, inputs: Iterable[RunInput], counts: Counts) -> tuple[RunInput, ...]:
+    """Return the inputs of the bucket for a graph with these counts.
+
+    `inputs` are the graph's own; only their sizes change.
     """
-    sizes = dict(zip("NE", bucket_counts(counts), strict=True))
+    room = bucket_counts(sizing, counts)
     found = []
     for name, dtype, shape in inputs:
-        per, axis = INPUTS[name].per
-        found.append((name, dtype, (*shape[:axis], sizes[per], *shape[axis + 1 :])))
+        if (sized := sizing.inputs.get(name)) is not None:
+            shape = (*shape[: sized.axis], room[sized.symbol], *shape[sized.axis + 1 :])
+        found.append((name, dtype, shape))
     return tuple(found)
 
 
 def fill(
     queue: Queue,
+    sizing: Sizing,
     places: Mapping[str, torch.Tensor],
     parts: Sequence[Mapping[str, torch.Tensor]],
     counts: Sequence[Counts],
 ) -> None:
     """Fill the places of a bucket with the union of `parts`, on the host; inside ``running``.
 
-    `counts` are the nodes and edges of each part. Inputs that a part lacks are left to the caller.
+    `counts` are those of each part. Inputs that a part lacks are left to the caller.
     """
     copies: list[tuple[torch.Tensor, torch.Tensor]] = []
-    firsts = [(0, 0)]
-    for part, (nodes, edges) in zip(parts, counts, strict=True):
-        first = {"N": firsts[-1][0], "E": firsts[-1][1]}
+    #: Indices, and the number of things before those that they point to.
+    shifts: list[tuple[torch.Tensor, int]] = []
+    firsts = dict.fromkeys(sizing.symbols, 0)
+    for part, own in zip(parts, counts, strict=True):
         for name in places.keys() & part.keys():
-            value, (per, axis) = part[name], INPUTS[name].per
-            place = places[name].narrow(axis, first[per], value.shape[axis])
-            # A place with gaps is filled row by row.
-            whole = place.is_contiguous()
-            copies += [(value, place)] if whole else zip(value, place, strict=True)
-        firsts.append((first["N"] + nodes, first["E"] + edges))
+            place, sized = places[name], sizing.inputs.get(name)
+            if sized is not None:
+                first, length = firsts[sized.symbol], part[name].shape[sized.axis]
+                place = place.narrow(sized.axis, first, length)
+                if len(sized.points_to) == 1:
+                    shifts.append((place, firsts[sized.points_to[0]]))
+                elif sized.points_to:
+                    befores = [firsts[symbol] for symbol in sized.points_to]
+                    shifts += zip(place, befores, strict=True)
+            copies += _without_gaps(part[name], place)
+        firsts = {symbol: first + own[symbol] for symbol, first in firsts.items()}
     queue.fill(copies)
-    edge_index = places["edge_index"]
-    for (first_node, first_edge), (_, edges) in zip(firsts[1:], counts[1:], strict=False):
-        edge_index.narrow(1, first_edge, edges).add_(first_node)
-    spare = edge_index.shape[1] - firsts[-1][1]
-    if spare:
-        edge_index.narrow(1, firsts[-1][1], spare).fill_(NO_EDGE)
+    for row, first in shifts:
+        if first:
+            row.add_(first)
+    for name, sized in sizing.inputs.items():
+        if sized.points_to and name in places:
+            spare = places[name].shape[sized.axis] - firsts[sized.symbol]
+            if spare:
+                places[name].narrow(sized.axis, firsts[sized.symbol], spare).fill_(NO_EDGE)
+
+
+def _without_gaps(
+    value: torch.Tensor, place: torch.Tensor
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield the value and its place, row by row where the place has gaps between rows."""
+    if place.is_contiguous():
+        yield value, place
+        return
+    for row, row_place in zip(value, place, strict=True):
+        yield from _without_gaps(row, row_place)

@@ -6,7 +6,7 @@ captures may share one place, as a lane runs one task at a time.
 """
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
@@ -18,9 +18,10 @@ from serve.lane.cuda.placed_model import PlacedModel
 from serve.lane.cuda.queues import Queue
 from serve.lane.cuda.replays import FixedRun, NoRoom, RunInput
 from serve.lane.cuda.streams import StreamKind
-from serve.lane.measure.probe_graphs import Shape, probe_graph
+from serve.lane.measure.probe_graphs import counts_for, inputs_for
 from serve.lane.measure.where_measured import Site
 from serve.lane.models.loader import LoadedModel
+from serve.lane.models.sizing import sizing_of
 from serve.models.model_signature import Signature
 
 _log = logging.getLogger(__name__)
@@ -48,9 +49,10 @@ class Recorder:
     ) -> FixedRun:
         """Capture a run of `model` on inputs of these names, dtypes and shapes; nothing is run.
 
-        Raises NoRoom, ValueError for a model that keeps tensors of a run, and what the model or
-        CUDA raises, as for a model that waits for the device.
+        Raises NoRoom, ValueError for a model that keeps tensors of a run or whose sizes shapes do
+        not tell, and what the model or CUDA raises, as for a model that waits for the device.
         """
+        sizing = sizing_of(model.spec.interface)
         memory = self._memory
         refusals = 0 if memory is None else memory.refusals()
         held: AbstractContextManager[None] = nullcontext() if memory is None else memory.held()
@@ -63,33 +65,43 @@ class Recorder:
                 }
                 # The zeros must not arrive after the first inputs, which use another stream.
                 self._queue.finish()
-                captured = self._queue.capture(partial(LoadedModel.run, model, places))
+                captured = self._queue.capture(partial(_forward, model, places))
             except Exception:
                 if memory is not None and memory.refusals() > refusals:
                     raise NoRoom("they need more memory than captured runs have") from None
                 raise
             if memory is not None:
-                output_bytes = captured.output.untyped_storage().nbytes()
-                own = sum(place.nbytes for place in places.values()) + output_bytes
+                held_by = [*places.values(), *captured.outputs]
+                storages = [tensor.untyped_storage() for tensor in held_by]
+                own = sum({each.data_ptr(): each.nbytes() for each in storages}.values())
                 if memory.live_bytes() - before > own:
                     # A replay would find another run's values there.
                     captured.forget()
                     raise ValueError("the model keeps tensors of a run")
-        return FixedRun(places, captured)
+        return FixedRun(places, captured, sizing)
 
-    def replay(self, run: FixedRun, inputs: Mapping[str, torch.Tensor], rows: int) -> torch.Tensor:
-        """Return the first `rows` of the answer to `inputs`, both on the host; for measuring."""
+    def replay(
+        self, run: FixedRun, inputs: Mapping[str, torch.Tensor], shapes: Sequence[Sequence[int]]
+    ) -> tuple[torch.Tensor, ...]:
+        """Return the answers to `inputs`, both on the host, cut to `shapes`; for measuring."""
         with self._queue.running():
-            counts = inputs["x"].shape[0], inputs["edge_index"].shape[1]
-            fill(self._queue, run.inputs, [inputs], [counts])
+            counts = run.sizing.counts({name: value.shape for name, value in inputs.items()})
+            fill(self._queue, run.sizing, run.inputs, [inputs], [counts])
             run.captured.launch()
-            output = run.captured.output[:rows]
-            place = self._queue.landing(output)
-            if output.numel():
-                self._queue.download([(output, place)])
-            else:
-                self._queue.finish()
-        return place
+            outputs = [
+                output[tuple(slice(size) for size in shape)]
+                for output, shape in zip(run.captured.outputs, shapes, strict=True)
+            ]
+            places = tuple(map(self._queue.landing, outputs))
+            self._queue.download(list(zip(outputs, places, strict=True)))
+        return places
+
+
+def _forward(model: LoadedModel, inputs: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Run the model on the device: also a ``PlacedModel``, without its copies."""
+    if model.declared is None:
+        return (LoadedModel.run(model, inputs),)
+    return LoadedModel.outputs(model, inputs)
 
 
 def replay_most(
@@ -106,33 +118,34 @@ def replay_most(
     Returns 0 when even the smallest gains nothing, or when runs cannot be captured or give other
     answers.
     """
-    most = 0
+    most, spec = 0, model.spec
     for size in _SIZES:
-        inputs = site.stage(probe_graph(*size, Shape.PLAIN, model.spec.inputs, signature))
+        inputs = site.stage(inputs_for(spec, signature, counts_for(spec, *size)))
         shapes = [
             (name, str(value.dtype).removeprefix("torch."), tuple(value.shape))
             for name, value in inputs.items()
         ]
+        sizing = sizing_of(spec.interface)
+        counts = sizing.counts({name: shape for name, _, shape in shapes})
         if any_size:
-            shapes = list(bucket(shapes, (size[0] + 1, size[1] + 1)))
+            more = {symbol: count + 1 for symbol, count in counts.items()}
+            shapes = list(bucket(sizing, shapes, more))
         try:
             run = recorder.capture(model, shapes)
         except Exception as error:
             _log.info("model %s: runs are not captured: %s", model.spec.key, error)
             return most
         try:
-            expected = model.run(inputs)
-            rows = len(expected)
-            found = recorder.replay(run, inputs, rows)
-            scale = float(expected.abs().max()) if expected.numel() else 0.0
-            if not torch.allclose(found, expected, rtol=_TOLERANCE, atol=_TOLERANCE * scale):
+            expected = model.outputs(inputs)
+            answers = [output.shape for output in expected]
+            if not all(map(_agree, recorder.replay(run, inputs, answers), expected)):
                 _log.warning("model %s: captured runs give other answers", model.spec.key)
                 return 0
             times = {"launched": [0] * _ROUNDS, "replayed": [0] * _ROUNDS}
             for number in range(_ROUNDS):
-                times["launched"][number] = site.time_ns(partial(model.run, inputs))
+                times["launched"][number] = site.time_ns(partial(model.outputs, inputs))
                 times["replayed"][number] = site.time_ns(
-                    partial(recorder.replay, run, inputs, rows)
+                    partial(recorder.replay, run, inputs, answers)
                 )
         finally:
             run.captured.forget()
@@ -140,5 +153,12 @@ def replay_most(
         _log.info("model %s: replayed runs of %d nodes take %.2f", model.spec.key, size[0], share)
         if share > _WORTH:
             break
-        most = sum(size)
+        most = sum(counts.values())
     return most
+
+
+def _agree(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    if not expected.is_floating_point():
+        return torch.equal(found, expected)
+    scale = float(expected.abs().max()) if expected.numel() else 0.0
+    return torch.allclose(found, expected, rtol=_TOLERANCE, atol=_TOLERANCE * scale)

@@ -68,10 +68,14 @@ class _CudaGraph:
     """A captured run of a ``CudaQueue``."""
 
     def __init__(
-        self, library: CudaLibrary, graph: int, output: torch.Tensor, queue: "CudaQueue"
+        self,
+        library: CudaLibrary,
+        graph: int,
+        outputs: tuple[torch.Tensor, ...],
+        queue: "CudaQueue",
     ) -> None:
         self._library, self._graph, self._queue = library, graph, queue
-        self.output = output
+        self.outputs = outputs
 
     def launch(self) -> None:
         self._library.replay(self._graph, self._queue.stream)
@@ -144,18 +148,18 @@ class CudaQueue:
         self._library.upload(self._route, self.stream, _copies(pairs), behind=self._begun)
         self._begun = True
 
-    def capture(self, work: Callable[[], torch.Tensor]) -> Captured:
+    def capture(self, work: Callable[[], tuple[torch.Tensor, ...]]) -> Captured:
         """See ``Queue``."""
         library, stream = self._library, self.stream
         library.capture(stream)
         try:
-            output = work()
+            outputs = work()
         except BaseException:
             # Ending a broken capture most likely fails too, but must be tried.
             with suppress(CudaError):
                 library.forget(library.end_capture(stream))
             raise
-        return _CudaGraph(library, library.end_capture(stream), output, self)
+        return _CudaGraph(library, library.end_capture(stream), outputs, self)
 
     def gather(
         self,
@@ -207,13 +211,15 @@ class CudaQueue:
 def _copies(pairs: Pairs) -> CopyList:
     """Return the copies of the first of each pair to the second.
 
-    Raises ValueError where their sizes differ.
+    Raises ValueError where their sizes differ, or where one has gaps.
     """
     copies = array("Q")
     for tensor, place in pairs:
         size_bytes = tensor.nbytes
         if place.nbytes != size_bytes:
             raise ValueError(f"a tensor of {size_bytes} bytes has a place of {place.nbytes}")
+        if not (tensor.is_contiguous() and place.is_contiguous()):
+            raise ValueError(f"a tensor of {size_bytes} bytes or its place has gaps")
         if size_bytes:
             copies.extend((place.data_ptr(), tensor.data_ptr(), size_bytes))
     return copies

@@ -38,9 +38,10 @@ from serve.lane.cuda.recurring_runs import RecurringRuns
 from serve.lane.cuda.streams import StreamKind
 from serve.lane.error_text import told
 from serve.lane.executors import with_executor
-from serve.lane.executors.check import takes_spare_room
+from serve.lane.executors.check import needs_exact_sizes
 from serve.lane.measure.where_measured import Processor, Site
 from serve.lane.models.loader import LoadedModel, load_model
+from serve.lane.models.sizing import sizing_of
 from serve.lane.nonfinite import nonfinite_counts, refused
 from serve.lane.place import HeldModel, Replaying
 from serve.lane.process import leave
@@ -146,7 +147,7 @@ class CudaPlace:
             wanted = wanted_of(task, graphs, model)
             if self._recurring is not None:
                 begin_gather = partial(self._begin_gather, task.key, until_end)
-                done = self._recurring.replayed(task, graphs, wanted.shapes, begin_gather, kind)
+                done = self._recurring.replayed(task, graphs, wanted, begin_gather, kind)
                 if done is not None:
                     return done
             with self._queue.running(kind):
@@ -159,7 +160,7 @@ class CudaPlace:
                     if gather is not None:
                         graph["x"] = self._gathered(task.key, gather, graph, until_end)
                 outputs = run_model(task, placed, model, wanted)
-                self._queue.download(self._tensors.places(outputs, task))
+                self._queue.download(self._tensors.places(outputs.parts, task))
         except BaseException as error:
             self._end_or_leave(task, error)
             if self._stop_word.asked(task.task_id):
@@ -324,14 +325,18 @@ class CudaPlace:
         """See ``Place``."""
         if self._recurring is None or not isinstance(model, PlacedModel):
             return Replaying()
-        if model.declared is not None:
-            return Replaying()  # only runs of the short form are captured
-        any_size = False
+        try:
+            sizing_of(model.spec.interface)
+        except ValueError as error:
+            return Replaying(reason=f"runs are not captured: {error}")
+        reason = f"captured for exact sizes only: the executor is {model.executor}"
         if trial is not None and model.executor == "csr":
-            any_size = takes_spare_room(with_executor(trial, "csr"), signature)
+            why = needs_exact_sizes(with_executor(trial, "csr"), signature)
+            reason = f"captured for exact sizes only: {why}" if why else ""
+        any_size = trial is not None and not reason
         recorder = self._recurring.recorder
         most = replay_most(model, signature, recorder, site, any_size=any_size)
-        return Replaying(most, any_size)
+        return Replaying(most, any_size, reason)
 
     def gather_threads(self, signature: Signature) -> int:
         """See ``Place``; a model that declares its inputs has none that the lane gathers."""

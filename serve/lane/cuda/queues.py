@@ -55,7 +55,7 @@ class Queue(Protocol):
         """
         ...
 
-    def capture(self, work: Callable[[], torch.Tensor]) -> Captured:
+    def capture(self, work: Callable[[], tuple[torch.Tensor, ...]]) -> Captured:
         """Record the kernels that `work` launches without running them; inside ``running``.
 
         The memory it uses must stay reserved for it. Raises what `work` raises, and CudaError for
@@ -124,8 +124,8 @@ class HostQueue:
         for tensor, place in pairs:
             place.copy_(tensor)
 
-    def capture(self, work: Callable[[], torch.Tensor]) -> Captured:
-        """See ``Queue``; `work` runs at once, and again at each launch, into the same tensor."""
+    def capture(self, work: Callable[[], tuple[torch.Tensor, ...]]) -> Captured:
+        """See ``Queue``; `work` runs at once, and again at each launch, into the same tensors."""
         return _Repeated(work)
 
     def gather(
@@ -165,13 +165,14 @@ class HostQueue:
 class _Repeated:
     """A stand-in for a captured run on the processor."""
 
-    def __init__(self, work: Callable[[], torch.Tensor]) -> None:
+    def __init__(self, work: Callable[[], tuple[torch.Tensor, ...]]) -> None:
         self._work = work
-        self.output = work()
+        self.outputs = work()
 
     def launch(self) -> None:
         with torch.inference_mode():
-            self.output.copy_(self._work())
+            for output, new in zip(self.outputs, self._work(), strict=True):
+                output.copy_(new)
 
     def forget(self) -> None:
         pass

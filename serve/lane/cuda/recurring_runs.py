@@ -1,24 +1,41 @@
 """Runs of a lane that recur: captured while the lane is idle, replayed from then on."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
+from serve.interface import Interface
 from serve.ipc.messages import GatherRef, Part, RunTask, TaskDone
 from serve.lane.cuda.arena import LaneMemory
-from serve.lane.cuda.buckets import Counts, bucket, fill
+from serve.lane.cuda.buckets import bucket, fill
 from serve.lane.cuda.capturing import Recorder
 from serve.lane.cuda.queues import Queue
 from serve.lane.cuda.replays import FixedRun, Replays, RunInput, RunShape
 from serve.lane.cuda.streams import StreamKind
 from serve.lane.models.loader import LoadedModel
-from serve.lane.task import PoolTensors
+from serve.lane.models.sizing import Counts, Sizing, sizing_of
+from serve.lane.task import PoolTensors, Wanted
 from serve.native_cuda import CudaError
 
 #: Uploads what gathering needs; what it returns gathers a sample's features, float32 [N, F].
 BeginGather = Callable[[GatherRef], Callable[[], torch.Tensor]]
 #: Waits for the kernels of a run that ended in the error; ends the process if the device is lost.
 EndFailed = Callable[[RunTask, BaseException], None]
+
+
+Outputs = tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Expected:
+    """A model whose runs are captured."""
+
+    #: ``Calibration.replay_most`` and ``replay_any_size``.
+    most: int
+    any_size: bool
+    interface: Interface | None
+    sizing: Sizing
 
 
 class RecurringRuns:
@@ -40,65 +57,66 @@ class RecurringRuns:
         self.replays = Replays(self._capture)
         self._queue, self._tensors = queue, tensors
         self._models, self._end_failed = models, end_failed
-        #: ``Calibration.replay_most`` and ``replay_any_size`` of each model.
-        self._most: dict[str, tuple[int, bool]] = {}
+        self._expected: dict[str, _Expected] = {}
 
     def expect(self, key: str, replay_most: int, *, any_size: bool = False) -> None:
         """Capture runs of that model up to its ``Calibration.replay_most``.
 
         With `any_size`, for buckets of sizes.
         """
-        self._most[key] = replay_most, any_size
+        interface = self._models[key].spec.interface
+        if replay_most:
+            self._expected[key] = _Expected(replay_most, any_size, interface, sizing_of(interface))
 
     def forget(self, key: str) -> None:
         """Free the captured runs of that model."""
-        self._most.pop(key, None)
+        self._expected.pop(key, None)
         self.replays.forget(key)
 
     def replayed(
         self,
         task: RunTask,
         graphs: Sequence[Mapping[str, torch.Tensor]],
-        expected: Sequence[tuple[int, int]],
+        wanted: Wanted,
         begin_gather: BeginGather,
         kind: StreamKind,
     ) -> TaskDone | None:
         """Replay the captured run; returns None when the task has to be launched.
 
-        `graphs` are the inputs of each part on the host, `expected` the shapes of their outputs.
+        `graphs` are the inputs of each part on the host.
         """
-        most, any_size = self._most.get(task.key, (0, False))
-        if not most:
+        model = self._expected.get(task.key)
+        if model is None:
             return None
-        counts = [_counts(part) for part in task.parts]
-        whole = sum(nodes for nodes, _ in counts), sum(edges for _, edges in counts)
-        shape = self._shape_of(task, whole, any_size, kind) if sum(whole) <= most else None
+        counts = [model.sizing.counts(_shapes(part)) for part in task.parts]
+        whole = {symbol: sum(own[symbol] for own in counts) for symbol in model.sizing.symbols}
+        if sum(whole.values()) > model.most:
+            return None
+        shape = self._shape_of(task, whole, model, kind)
         run = None if shape is None else self.replays.find(shape)
         if shape is None or run is None:
             return None
-        output = run.captured.output
-        rows, columns = tuple(each for each, _ in expected), output.shape[1]
-        if any(each != columns for _, each in expected):
+        outputs = run.captured.outputs
+        answers = (
+            _answers(outputs, wanted.shapes, whole["N"] if shape.is_bucket else len(outputs[0]))
+            if model.interface is None
+            else _declared_answers(outputs, task, model.interface, counts)
+        )
+        if answers is None:
             return None
-        if sum(rows) != (whole[0] if shape.is_bucket else len(output)):
-            return None  # Its `batch` names another number of graphs.
         try:
             with self._queue.running(kind):
-                fill(self._queue, run.inputs, graphs, counts)
+                fill(self._queue, model.sizing, run.inputs, graphs, counts)
                 self._gather(task, run, begin_gather)
                 run.captured.launch()
-                answers = torch.split(output[: sum(rows)], list(rows))
-                self._queue.download(
-                    [
-                        (answer, self._tensors.place_of_rows(answer, part))
-                        for answer, part in zip(answers, task.parts, strict=True)
-                    ]
-                )
+                self._queue.download(self._tensors.places(answers, task))
         except CudaError as error:
             self._end_failed(task, error)
             self.replays.give_up(shape, error)
             return None
         # Its memory was set aside when it was captured; it used nothing of the task's buffer.
+        rows = tuple(rows for rows, _ in wanted.shapes) or (0,) * len(task.parts)
+        columns = outputs[0].shape[1] if model.interface is None else 0
         return TaskDone(task.task_id, rows, columns, 0, None, None)
 
     def _gather(self, task: RunTask, run: FixedRun, begin_gather: BeginGather) -> None:
@@ -107,24 +125,24 @@ class RecurringRuns:
         begun = [None if part.gather is None else begin_gather(part.gather) for part in task.parts]
         first = 0
         for part, gathered in zip(task.parts, begun, strict=True):
-            rows, _ = _counts(part)
+            rows = _shapes(part)["x"][0]
             if gathered is not None:
                 run.inputs["x"].narrow(0, first, rows).copy_(gathered())
             first += rows
 
     def _shape_of(
-        self, task: RunTask, whole: Counts, any_size: bool, kind: StreamKind
+        self, task: RunTask, whole: Counts, model: "_Expected", kind: StreamKind
     ) -> RunShape | None:
-        """Return the shape of a run on a graph of so many nodes and edges as a whole.
+        """Return the shape of a run on a graph with these counts as a whole.
 
         None for a run that is not captured: where sizes have no buckets, a union or a sample.
         """
         first, *others = (_inputs(part) for part in task.parts)
-        if not any_size:
+        if not model.any_size:
             sampled = task.parts[0].gather is not None
             return None if others or sampled else RunShape(task.key, first, kind)
-        inputs = bucket(first, whole)
-        if any(bucket(other, whole) != inputs for other in others):
+        inputs = bucket(model.sizing, first, whole)
+        if any(bucket(model.sizing, other, whole) != inputs for other in others):
             return None  # Some have an input that others lack, or of another dtype.
         return RunShape(task.key, inputs, kind, is_bucket=True)
 
@@ -132,11 +150,45 @@ class RecurringRuns:
         return self.recorder.capture(self._models[shape.key], shape.inputs, shape.kind)
 
 
-def _counts(part: Part) -> Counts:
-    """Return the part's nodes and edges."""
-    shapes = {ref.name: ref.shape for ref in part.inputs}
-    nodes = shapes["x"][0] if part.gather is None else part.gather.rows
-    return nodes, shapes.get("edge_index", (2, 0))[1]
+def _answers(
+    outputs: Outputs, shapes: Sequence[tuple[int, int]], num_rows: int
+) -> list[Outputs] | None:
+    """Return the rows of each part, of the only output's first `num_rows`.
+
+    Returns None when the parts need others: their `batch` names another number of graphs.
+    """
+    rows = [each for each, _ in shapes]
+    if sum(rows) != num_rows or any(each != outputs[0].shape[1] for _, each in shapes):
+        return None
+    return [(answer,) for answer in torch.split(outputs[0][:num_rows], rows)]
+
+
+def _declared_answers(
+    outputs: Outputs, task: RunTask, interface: Interface, counts: Sequence[Counts]
+) -> list[Outputs] | None:
+    """Return the outputs of each part; None when one has not the shape of its place."""
+    found = []
+    firsts = dict.fromkeys(counts[0], 0)
+    for part, own in zip(task.parts, counts, strict=True):
+        answers = tuple(
+            output.narrow(slot.symbol_axis, firsts[slot.symbols[0]], own[slot.symbols[0]])
+            if slot.symbols
+            else output
+            for slot, output in zip(interface.outputs, outputs, strict=True)
+        )
+        if any(
+            tuple(answer.shape) != ref.shape
+            for answer, ref in zip(answers, part.outputs, strict=True)
+        ):
+            return None
+        found.append(answers)
+        firsts = {symbol: first + own[symbol] for symbol, first in firsts.items()}
+    return found
+
+
+def _shapes(part: Part) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the inputs that the model gets of the part."""
+    return {name: shape for name, _, shape in _inputs(part)}
 
 
 def _inputs(part: Part) -> tuple[RunInput, ...]:

@@ -15,6 +15,7 @@ from typing import Protocol
 import torch
 
 from serve.lane.cuda.streams import StreamKind
+from serve.lane.models.sizing import SHORT, Sizing
 
 _log = logging.getLogger(__name__)
 
@@ -48,8 +49,8 @@ class RunShape:
 class Captured(Protocol):
     """A captured run."""
 
-    #: Output tensor of every launch.
-    output: torch.Tensor
+    #: Output tensors of every launch.
+    outputs: tuple[torch.Tensor, ...]
 
     def launch(self) -> None:
         """Start the run on the current stream; raises CudaError."""
@@ -66,6 +67,7 @@ class FixedRun:
 
     inputs: Mapping[str, torch.Tensor]
     captured: Captured
+    sizing: Sizing = SHORT
 
 
 class Replays:

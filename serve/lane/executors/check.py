@@ -1,18 +1,18 @@
 """Check that an executor answers as PyG does, on odd graphs, before it may serve."""
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 import torch
 
-from serve.inputs import INPUTS
-from serve.interface import Interface
+from serve.interface import InputSlot, Interface
 from serve.lane.executors import kernels
 from serve.lane.measure.probe_graphs import Shape, declared_graph, probe_graph
 from serve.lane.measure.probe_signature import probe_inputs
 from serve.lane.measure.where_measured import Site
 from serve.lane.models.loader import LoadedModel
+from serve.lane.models.sizing import Sizing, sizing_of
 from serve.models.model_signature import Signature
 from serve.models.repository import ModelSpec
 
@@ -79,47 +79,66 @@ def takes_narrow_edges(loaded: LoadedModel, signature: Signature, site: Site) ->
     return peaks[0] <= peaks[1]
 
 
-def takes_spare_room(loaded: LoadedModel, signature: Signature) -> bool:
-    """Return True when nodes and pairs behind a graph's last ones change none of its answers.
+def needs_exact_sizes(loaded: LoadedModel, signature: Signature) -> str:
+    """Say why nodes and pairs behind a graph's last ones change its answers.
+
+    Empty when they change none.
 
     Spare nodes have features that are no numbers; spare pairs are no edges (``kernels.NO_EDGE``).
     `loaded` runs by `csr` on the processor, where a node that does not exist is only an error, with
     the operators that GPUs have.
     """
     spec = loaded.spec
-    if signature.rows != "node" or spec.interface is not None or "batch" in spec.inputs:
-        return False
+    if spec.interface is None and (signature.rows != "node" or "batch" in spec.inputs):
+        return "it answers for whole graphs"
+    for slot in spec.interface.inputs if spec.interface is not None else ():
+        if not _may_be_zero(slot):
+            return f"0 is no value of '{slot.name}'"
+    sizing = sizing_of(spec.interface)
     compared = False
     with kernels.as_on_devices():
-        for _, inputs in _graphs(spec, signature):
+        for name, inputs in _graphs(spec, signature):
             try:
-                expected = loaded.run(inputs)
+                expected = loaded.outputs(inputs)
             except Exception:
                 continue
             try:
-                found = loaded.run(_with_spare_room(inputs, spec.inputs))
-            except Exception:
-                return False
-            nodes = len(expected)
-            error_bound = TOLERANCE * float(expected.abs().max()) if nodes else 0.0
-            if len(found) != nodes + _SPARE_NODES or not torch.allclose(
-                found[:nodes], expected, rtol=0, atol=error_bound, equal_nan=True
-            ):
-                return False
+                found = loaded.outputs(_with_spare_room(inputs, sizing))
+            except Exception as error:
+                return f"on a graph that is {name} it raises {type(error).__name__}: {error}"
+            if not all(map(_agree_but_for_room, found, expected)):
+                return f"its answers for a graph that is {name} depend on what is behind it"
             compared = True
-    return compared
+    return "" if compared else "it answers no probe graph"
 
 
-def _with_spare_room(inputs: Inputs, names: Collection[str]) -> Inputs:
-    """Return the inputs of these names with nodes and pairs more."""
-    found = {}
-    for name in inputs.keys() & set(names):
-        value, (per, axis) = inputs[name], INPUTS[name].per
+def _may_be_zero(slot: InputSlot) -> bool:
+    """Return True unless zeros, which are in spare room at first, are no values of the input."""
+    lows: list[float] = [low for low, _ in slot.columns] or [slot.low or 0]
+    return not slot.is_kind or max(lows) <= 0
+
+
+def _agree_but_for_room(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Return True when both agree in the shape of `expected`."""
+    cut = found[tuple(slice(size) for size in expected.shape)].double()
+    wanted = expected.double()
+    error_bound = TOLERANCE * float(wanted.abs().max()) if wanted.numel() else 0.0
+    return cut.shape == wanted.shape and torch.allclose(
+        cut, wanted, rtol=0, atol=error_bound, equal_nan=True
+    )
+
+
+def _with_spare_room(inputs: Inputs, sizing: Sizing) -> Inputs:
+    """Return the inputs with nodes and pairs more."""
+    found = dict(inputs)
+    for name, sized in sizing.inputs.items():
+        if (value := inputs.get(name)) is None:
+            continue
         shape = list(value.shape)
-        shape[axis] = _SPARE_NODES if per == "N" else _SPARE_EDGES
-        spare = kernels.NO_EDGE if name == "edge_index" else math.nan
+        shape[sized.axis] = _SPARE_NODES if sized.symbol in sizing.nodes else _SPARE_EDGES
+        spare = kernels.NO_EDGE if sized.points_to else math.nan if value.is_floating_point() else 0
         more = torch.full(shape, spare, dtype=value.dtype)
-        found[name] = torch.cat([value, more], dim=axis)
+        found[name] = torch.cat([value, more], dim=sized.axis)
     return found
 
 

@@ -69,9 +69,13 @@ def probe_model(message: ProbeModel, place: Place, tell: Callable[[FromLane], No
     )
     replaying = place.replaying(chosen.loaded, signature, site, trial)
     found = msgspec.structs.replace(
-        found, replay_most=replaying.most, replay_any_size=replaying.any_size, load_ns=load_ns,
+        found,
+        replay_most=replaying.most,
+        replay_any_size=replaying.any_size,
+        replay_reason=replaying.reason,
+        load_ns=load_ns,
         gather_threads=place.gather_threads(signature),
-    )  # fmt: skip
+    )
     return ModelProbed(signature, msgspec.msgpack.encode(found))
 
 

@@ -4,11 +4,12 @@ It answers in messages and touches nothing but its job's folder. Between two ins
 stopped for as long as requests need the core, or be killed: the last checkpoint stays.
 """
 
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from serve.errors import ServeError
+from serve.errors import ModelError, ServeError
 from serve.ipc.job_files import JobFiles
 from serve.ipc.messages import (
     EstimateStep,
@@ -93,6 +94,8 @@ def train(message: TrainJob, meter: Meter | None, send: Send) -> JobTrained | Jo
         done = load_checkpoint(files.checkpoint, step)
         limit_bytes = message.step_bytes
         _train(message, files.checkpoint, graph, step, done, meter, send)
+        if not math.isfinite(step.loss(graph)):
+            raise _diverged(message, message.steps)
         save_weights(files.weights, step)
         return JobTrained(step.accuracy(graph))
     except Exception as error:
@@ -125,6 +128,8 @@ def _train(
         once_bytes = 0
         if meter is not None:
             meter.clear()
+        if not math.isfinite(float(loss)):
+            raise _diverged(message, done)
         done += 1
         now_ns = clock.now_ns()
         took_ns, steps = took_ns + now_ns - began_ns, steps + 1
@@ -136,6 +141,11 @@ def _train(
             send(JobSteps(done, float(loss), took_ns // steps, kept, cpu_ns))
             told_ns, took_ns, steps = now_ns, 0, 0
         del loss
+
+
+def _diverged(message: TrainJob, done: int) -> ModelError:
+    rate = message.learning_rate
+    return ModelError(f"the loss after {done} epochs is no number; the learning rate is {rate}")
 
 
 def _failed(error: Exception, refused_bytes: int, limit_bytes: int) -> JobStopped:

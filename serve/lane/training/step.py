@@ -100,11 +100,18 @@ class TrainStep:
         """
         if not len(graph.held_out):
             return 0.0
+        found = self._judged(graph).index_select(0, graph.held_out).argmax(dim=1)
+        return float((found == graph.held_out_labels).float().mean())
+
+    def loss(self, graph: TrainingGraph) -> float:
+        """Return the loss of the nodes to learn from, by the weights as they are; as `accuracy`."""
+        return float(cross_entropy(self._judged(graph).index_select(0, graph.rows), graph.labels))
+
+    def _judged(self, graph: TrainingGraph) -> Tensor:
         self.module.eval()
         try:
             with torch.inference_mode():
-                found = self.output(graph.inputs).index_select(0, graph.held_out).argmax(dim=1)
-            return float((found == graph.held_out_labels).float().mean())
+                return self.output(graph.inputs)
         finally:
             self.module.train()
 

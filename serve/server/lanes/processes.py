@@ -64,6 +64,36 @@ def log_printed(lines: PrintedLines | None) -> None:
     _printed = lines
 
 
+@contextmanager
+def fork_server() -> Iterator[None]:
+    """Start the fork server before it is needed; at the end, end it and all that it started."""
+    # Where the system has no room for it now, `start` tries again.
+    with (
+        suppress(OSError),
+        _one_at_a_time,
+        _stdout_as_stderr(),
+        lane_environment(PYTHONSAFEPATH="1"),
+    ):
+        _ensure_fork_server()
+    try:
+        yield
+    finally:
+        kill_all()
+
+
+@contextmanager
+def _stdout_as_stderr() -> Iterator[None]:
+    """Have processes that start meanwhile print to standard error alone."""
+    sys.stdout.flush()
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(stdout, 1)
+        os.close(stdout)
+
+
 def start(setup: LaneSetup, lanes: int, pool_fd: int) -> tuple[BaseProcess, list[socket.socket]]:
     """Start a process with `lanes` lanes; return it with our ends of their channels.
 
@@ -74,7 +104,6 @@ def start(setup: LaneSetup, lanes: int, pool_fd: int) -> tuple[BaseProcess, list
         side.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * MAX_PACKET_BYTES)
     ours, theirs = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([_PRELOAD_MODULE])
     outputs: tuple[int, ...] = ()
     try:
         if _printed is not None:
@@ -152,6 +181,7 @@ def _ensure_fork_server() -> None:
     """Start the fork server where none runs, and remove the socket of the one before."""
     server: Any = forkserver._forkserver
     before = server._forkserver_address
+    forkserver.set_forkserver_preload([_PRELOAD_MODULE])
     forkserver.ensure_running()
     if before is not None and before != server._forkserver_address:
         with suppress(OSError, ValueError):  # an abstract one has no file

@@ -145,7 +145,7 @@ class Restarts(Generic[RoleT]):
         """Replace the role's processes, one after the other."""
         while (ended := record.ended.get()) is not None:
             process, wait_ns = ended
-            reason = "" if process is None else processes.reap(process)
+            reason = "" if process is None else _reaped(process)
             if wait_ns is None or record.is_over.is_set():
                 continue
             if process is not None:
@@ -175,6 +175,15 @@ class Restarts(Generic[RoleT]):
             else:
                 _discard(started)
             return
+
+
+def _reaped(process: BaseProcess) -> str:
+    """Reap the process. Whatever fails in that, its role is started anew."""
+    try:
+        return processes.reap(process)
+    except Exception as error:  # a system without memory raises various errors
+        _log.error("a process that ended cannot be reaped: %r", error)
+        return "not reaped"
 
 
 def _discard(started: Started) -> None:

@@ -8,8 +8,8 @@ import msgspec
 
 from serve.errors import InvalidInput
 from serve.obs.live.training import MOST_SHOWN, ShownJob
+from serve.server.training.job_folder import MOST_EPOCHS
 
-_MOST_EPOCHS = 10**6
 #: Of Adam.
 LEARNING_RATE = 0.005
 
@@ -29,8 +29,8 @@ class JobCall:
 
     def check(self) -> None:
         """Raise InvalidInput for a value out of bounds."""
-        if not 1 <= self.epochs <= _MOST_EPOCHS:
-            raise InvalidInput(f"epochs: {self.epochs} is not in 1..{_MOST_EPOCHS}")
+        if not 1 <= self.epochs <= MOST_EPOCHS:
+            raise InvalidInput(f"epochs: {self.epochs} is not in 1..{MOST_EPOCHS}")
         if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
             raise InvalidInput(f"learning_rate: {self.learning_rate} is not above 0")
         for name in ("seed", "priority"):

@@ -31,6 +31,9 @@ from serve.models.repository import WEIGHTS_FILE
 _log = logging.getLogger(__name__)
 
 _JOB, _MOST_JOB_BYTES = "job.json", 1 << 16
+MOST_EPOCHS = 10**6
+#: Of a number that no job has.
+_DIGITS = 16
 #: Share of the labelled nodes that are learned from; the others tell how well.
 _TRAIN_SHARE = 0.5
 _PIECE_BYTES = 1 << 20
@@ -55,7 +58,8 @@ class KeptJob(msgspec.Struct, frozen=True, kw_only=True):
     end: str = ""
     message: str = ""
     epochs_done: int = 0
-    loss: float = 0.0
+    #: None where it was no number.
+    loss: float | None = 0.0
     accuracy: float = 0.0
 
 
@@ -121,7 +125,8 @@ class JobFolder:
         try:
             _require_file(self._files.checkpoint)
             with safe_open(self._files.checkpoint, "np") as file:
-                return int(file.metadata()["steps"])
+                steps = int(file.metadata()["steps"])
+                return steps if 0 <= steps <= MOST_EPOCHS else 0
         except (OSError, SafetensorError, KeyError, TypeError, ValueError):
             return 0
 
@@ -166,6 +171,15 @@ class JobFolder:
     def remove(self) -> None:
         """Delete the folder."""
         remove_tree(self.path)
+
+
+def highest_number(root: Path) -> int:
+    """Return the highest number that a folder under `root` has, of a job or not; 0 without one."""
+    with suppress(FileNotFoundError):
+        names = (path.name for path in root.iterdir())
+        numbers = (int(name) for name in names if name.isdecimal() and len(name) < _DIGITS)
+        return max(numbers, default=0)
+    return 0
 
 
 def kept_jobs(root: Path) -> Iterator[tuple[JobFolder, KeptJob]]:

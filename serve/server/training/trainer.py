@@ -39,7 +39,7 @@ from serve.server.lanes.trainers import Trainers
 from serve.server.training import job_work
 from serve.server.training.held_job import HeldJob, JobRun
 from serve.server.training.job_facts import JobCall, JobStatus, TrainingEstimate
-from serve.server.training.job_folder import JobFolder, KeptJob, kept_jobs
+from serve.server.training.job_folder import JobFolder, KeptJob, highest_number, kept_jobs
 from serve.server.training.publishing import Publisher
 from serve.threads import Thread
 
@@ -77,6 +77,8 @@ class Trainer:
         #: The scheduler hears of jobs in order of their ids.
         self._one_at_a_time = threading.Lock()
         self._jobs: dict[int, HeldJob] = {}
+        #: A folder that cannot be read as a job keeps its number, and what is in it.
+        self._last_id = highest_number(folder)
         self._publisher = Publisher(self._jobs, self._changed)
         self._stopping = False
         self.running = 0
@@ -125,7 +127,7 @@ class Trainer:
         with self._lock:
             if sum(not job.end for job in self._jobs.values()) >= MOST_JOBS:
                 raise QueueFull(f"there are {MOST_JOBS} jobs without an end already", _RETRY_NS)
-            job_id = max(self._jobs, default=0) + 1
+            self._last_id = job_id = self._last_id + 1
             file = KeptJob(
                 job_id=job_id, model=call.model, base_version=version,
                 graph=call.graph, epochs=call.epochs, learning_rate=call.learning_rate,
@@ -332,7 +334,6 @@ class Trainer:
             _log.error("job %d: %s cannot be written: %s", job.job_id, job.folder.path, error)
         with self._lock:
             ended = [one for one in self._jobs.values() if one.end]
-            # The newest keeps its number from being given again.
             old = ended[: max(0, len(ended) - _MOST_ENDED)]
             for one in old:
                 del self._jobs[one.job_id]
@@ -358,7 +359,7 @@ class Trainer:
 def _held(file: KeptJob, folder: JobFolder) -> HeldJob:
     kept = folder.steps_kept()
     return HeldJob(
-        file, folder, epochs_done=kept or file.epochs_done, epochs_kept=kept, loss=file.loss,
+        file, folder, epochs_done=kept or file.epochs_done, epochs_kept=kept, loss=file.loss or 0.0,
         accuracy=file.accuracy, version=file.version, end=file.end, message=file.message,
         published=bool(file.end and file.version),
     )  # fmt: skip

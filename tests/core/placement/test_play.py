@@ -80,9 +80,10 @@ def test_the_bounds_hold_on_random_jobs():
     assert crossing > INSTANCES / 2
 
 
-def test_fair_sharing_keeps_them_too():
+@pytest.mark.parametrize("sharing", [max_min, due_first])
+def test_sharing_that_gives_no_flow_less_keeps_them_too(sharing):
     for job, where, volumes in instances(INSTANCES // 2, "fair"):
-        found = played(job, where, volumes, max_min)
+        found = played(job, where, volumes, sharing)
         assert found.makespan_s <= critical_path_s(job, where, volumes) * CLOSE
         alone_s = critical_path_s(job, where, volumes, shared=False)
         assert found.makespan_s <= competitive_ratio(job, where) * alone_s * CLOSE

@@ -6,9 +6,10 @@ import torch
 
 from serve.graphs.features import FeatureKeeper
 from serve.ipc.messages import GatherRef, Part, RunTask, TaskDone, TensorRef
-from serve.lane.cuda.buckets import LEAST_EDGES, LEAST_NODES, bucket, bucket_counts
+from serve.lane.cuda.buckets import LEAST_EDGES, LEAST_NODES, bucket, bucket_counts, fill
 from serve.lane.cuda.queues import HostQueue
 from serve.lane.cuda.replays import FixedRun, Replays, RunShape
+from serve.lane.models.sizing import SHORT, SizedInput, Sizing
 from serve.lane.task import PoolTensors
 from serve.models import zoo
 from serve.models.repository import find
@@ -82,27 +83,35 @@ def rig(specs):
     found.close()
 
 
+def room(nodes, edges):
+    return tuple(bucket_counts(SHORT, {"N": nodes, "E": edges}).values())
+
+
+def bucket_of(inputs, nodes, edges):
+    return bucket(SHORT, inputs, {"N": nodes, "E": edges})
+
+
 def test_a_bucket_is_little_larger_than_what_it_holds():
     for count in range(3000):
-        nodes, edges = bucket_counts((count, count))
+        nodes, edges = room(count, count)
         assert count <= nodes
         assert nodes == LEAST_NODES or nodes < 1.5 * count
         assert count <= edges
         assert edges == LEAST_EDGES or edges < 2 * count
-        assert bucket_counts((nodes, edges)) == (nodes, edges)
-    found = [bucket_counts((count, 0))[0] for count in (0, 16, 17, 25, 33, 49)]
+        assert room(nodes, edges) == (nodes, edges)
+    found = [room(count, 0)[0] for count in (0, 16, 17, 25, 33, 49)]
     assert found == [16, 16, 24, 32, 48, 64]
 
 
 def test_a_bucket_keeps_all_but_the_sizes():
     inputs = (("x", "float32", (17, 6)), ("edge_index", "int32", (2, 70)),
               ("edge_attr", "float32", (70, 3)), ("edge_weight", "float32", (70,)))  # fmt: skip
-    assert bucket(inputs, (17, 70)) == (
+    assert bucket_of(inputs, 17, 70) == (
         ("x", "float32", (24, 6)), ("edge_index", "int32", (2, 128)),
         ("edge_attr", "float32", (128, 3)), ("edge_weight", "float32", (128,)),
     )  # fmt: skip
-    assert bucket(inputs[:1], (0, 0)) == (("x", "float32", (LEAST_NODES, 6)),)
-    assert bucket(inputs[1:2], (0, 0))[0][2] == (2, LEAST_EDGES)
+    assert bucket_of(inputs[:1], 0, 0) == (("x", "float32", (LEAST_NODES, 6)),)
+    assert bucket_of(inputs[1:2], 0, 0)[0][2] == (2, LEAST_EDGES)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -147,14 +156,38 @@ def test_edges_of_another_dtype_have_another_capture(rig, launches):
 def test_nearly_all_of_a_mixed_trace_is_replayed():
     """Of one lane, by counting: sizes over two orders of magnitude, four models."""
     rng = np.random.default_rng(3)
-    replays = Replays(lambda shape: FixedRun({}, HostQueue().capture(lambda: torch.empty(0))))
+    replays = Replays(lambda shape: FixedRun({}, HostQueue().capture(lambda: (torch.empty(0),))))
     requests, replayed = 10_000, 0
     for _ in range(requests):
         nodes = int(10 ** rng.uniform(1.5, 3.5))
         edges = int(nodes * rng.uniform(3, 12))
         inputs = (("x", "float32", (nodes, 64)), ("edge_index", "int64", (2, edges)))
         key = f"model {rng.integers(4)}"
-        shape = RunShape(key, bucket(inputs, (nodes, edges)), is_bucket=True)
+        shape = RunShape(key, bucket_of(inputs, nodes, edges), is_bucket=True)
         replayed += replays.find(shape) is not None
         replays.capture_due(idle=True)
     assert replayed > 0.95 * requests
+
+
+def test_each_row_of_an_index_is_shifted_by_what_it_points_to():
+    sizing = Sizing(
+        {
+            "author": SizedInput("A", 0),
+            "paper": SizedInput("P", 0),
+            "writes": SizedInput("W", 1, ("A", "P")),
+        },
+        ("A", "P"),
+    )
+    places = {"author": torch.zeros(8, 1), "paper": torch.zeros(8, 1),
+              "writes": torch.zeros(2, 6, dtype=torch.int64)}  # fmt: skip
+    parts = [
+        {"author": torch.ones(2, 1), "paper": torch.ones(3, 1),
+         "writes": torch.tensor([[0, 1], [2, 0]])},
+        {"author": torch.ones(1, 1), "paper": torch.ones(2, 1),
+         "writes": torch.tensor([[0, 0, 0], [1, 0, 1]])},
+    ]  # fmt: skip
+    counts = [sizing.counts({name: value.shape for name, value in part.items()}) for part in parts]
+    assert counts == [{"A": 2, "P": 3, "W": 2}, {"A": 1, "P": 2, "W": 3}]
+    fill(HostQueue(), sizing, places, parts, counts)
+    assert places["writes"].tolist() == [[0, 1, 2, 2, 2, -1], [2, 0, 4, 3, 4, -1]]
+    assert (places["author"].sum(), places["paper"].sum()) == (3, 5)

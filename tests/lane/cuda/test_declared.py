@@ -10,16 +10,23 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from bench.kit import gallery
 from serve.interface import DTYPES
 from serve.ipc.messages import Part, RunTask, TaskDone, TaskError, TensorRef
+from serve.lane.cuda.buckets import bucket
 from serve.lane.cuda.placed_model import PlacedModel
 from serve.lane.cuda.queues import HostQueue
+from serve.lane.cuda.replays import FixedRun, Replays, RunShape
+from serve.lane.executors.check import needs_exact_sizes
+from serve.lane.executors.csr import with_csr
+from serve.lane.models.sizing import sizing_of
 from serve.lane.place import Replaying
 from serve.models.repository import find
 from serve.server.declared_inputs import output_bytes, output_refs
 from serve.server.staging import Staged, plan_layout
-from tests.lane.cuda.test_recurring_runs import POOL_BYTES, Rig
+from tests.lane.cuda.test_recurring_runs import POOL_BYTES, RECUR, Rig
 
 #: Three kinds of edges; two outputs, of nodes and of edges; pooled, by a number read off a batch.
 MODELS = "to_hetero", "attention", "molecules"
+#: Kinds of edges; labelled pairs.
+REPLAYED = "rgcn", "links"
 #: What copies a value from a device to the host, or would.
 WAITS = {
     torch.ops.aten.item.default,
@@ -67,7 +74,7 @@ def models(tmp_path_factory):
 @pytest.fixture
 def rig():
     found = Rig()
-    found.place._queue = Device()
+    found.place._queue = found.place._recurring._queue = Device()
     yield found
     found.close()
 
@@ -182,8 +189,88 @@ def test_it_is_measured_with_copies_there_and_back(models, name):
         torch.testing.assert_close(one, wanted)
 
 
-def test_no_run_of_it_is_captured(rig, models):
+@pytest.fixture(scope="module")
+def replayed(tmp_path_factory):
+    root = tmp_path_factory.mktemp("repository")
+    return root, {name: gallery.write(root, name) for name in REPLAYED}
+
+
+def replaying(rig, spec, executor):
+    model, site = rig.place.load_to_measure(spec, executor)
+    trial = rig.place.load_to_try(spec)
+    return rig.place.replaying(model, rig.signature_of(spec), site, trial)
+
+
+def ask(rig, loaded, requests):
+    """Run one task; its answers are the model's."""
+    interface = gallery.interface(loaded)
+    parts = parts_of(rig, interface, requests)
+    answer = rig.place.run(RunTask(5, "m", parts, 1 << 30, 0), rig.lane._models["m"])
+    assert isinstance(answer, TaskDone), answer
+    assert (answer.rows, answer.columns) == ((0,) * len(parts), 0)
+    rig.place.tidy(answer)
+    for part, arrays in zip(parts, requests, strict=True):
+        found = outputs_in(rig, part)
+        for output, wanted in gallery.expected(loaded, arrays).items():
+            scale = 1e-4 * float(np.abs(wanted).max(initial=0))
+            np.testing.assert_allclose(found[output], wanted, rtol=0, atol=scale)
+
+
+@pytest.mark.parametrize("name", REPLAYED)
+def test_one_capture_serves_all_that_its_sizes_hold(rig, replayed, launches, name):
+    root, loaded = replayed
+    model, interface = loaded[name], gallery.interface(loaded[name])
+    assert needs_exact_sizes(with_csr(gallery.load(name)), rig.signature_of(find(root, name))) == ""
+    rig.load(find(root, name), replay_most=10_000, executor="csr", any_size=True)
+
+    def request(seed, share=1):
+        counts = (23, 70, 70)[: len(interface.counts)]
+        return gallery.request(model, [(most - seed) // share for most in counts], seed)
+
+    for seed in range(3):
+        ask(rig, model, [request(seed)])
+    assert len(launches) == 2
+    # A union as one graph, and one that is smaller: what was there before is no edge of it.
+    ask(rig, model, [request(seed, share=3) for seed in (2, 3, 4)])
+    ask(rig, model, [request(5)])
+    assert (len(launches), len(rig.place._recurring.replays)) == (4, 1)
+
+
+def test_a_model_that_needs_exact_sizes_is_captured_for_those(rig, models, launches):
+    root, loaded = models
+    found = replaying(rig, find(root, "attention"), "csr")
+    assert not found.any_size
+    assert found.reason.startswith("captured for exact sizes only: on a graph that is empty it")
+    launches.clear()
+    rig.load(find(root, "attention"), replay_most=10_000, executor="csr")
+    for seed in range(RECUR + 2):
+        ask(rig, loaded["attention"], [gallery.request(loaded["attention"], (12, 30), seed)])
+    assert len(launches) == 2
+    ask(rig, loaded["attention"], [gallery.request(loaded["attention"], (12, 31), 1)])
+    assert len(launches) == 2
+
+
+def test_no_run_is_captured_where_values_tell_sizes(rig, models):
     root, _ = models
-    model, site = rig.place.load_to_measure(find(root, "attention"), "eager")
-    found = rig.place.replaying(model, rig.signature_of(find(root, "attention")), site, None)
-    assert found == Replaying()
+    found = replaying(rig, find(root, "molecules"), "eager")
+    assert found == Replaying(reason="runs are not captured: values tell the number of G")
+
+
+def test_nearly_all_of_a_mixed_trace_of_declared_models_is_replayed(replayed):
+    """Of one lane, by counting: sizes over two orders of magnitude."""
+    _, loaded = replayed
+    rng = np.random.default_rng(3)
+    replays = Replays(lambda shape: FixedRun({}, HostQueue().capture(lambda: ())))
+    requests, hits = 10_000, 0
+    interfaces = [gallery.interface(model) for model in loaded.values()]
+    for _ in range(requests):
+        number = int(rng.integers(len(interfaces)))
+        interface = interfaces[number]
+        nodes = int(10 ** rng.uniform(1.5, 3.5))
+        counts = interface.spread(nodes, int(nodes * rng.uniform(3, 12)))
+        sizes = dict(zip(interface.counts, counts, strict=True))
+        inputs = [(slot.name, slot.dtype, slot.shape_for(sizes)) for slot in interface.inputs]
+        shape = RunShape(str(number), bucket(sizing_of(interface), inputs, sizes), is_bucket=True)
+        hits += replays.find(shape) is not None
+        replays.capture_due(idle=True)
+    assert hits > 0.95 * requests

@@ -233,13 +233,13 @@ def test_memory_that_is_pinned_in_part_is_not_read_in_place(library):
 def test_a_run_is_captured_on_the_lanes_stream_and_launched_behind_its_inputs(queue, library):
     place, answer = torch.zeros(3), torch.zeros(3)
     with queue.running(StreamKind.URGENT):
-        run = queue.capture(lambda: place * 2)
+        run = queue.capture(lambda: (place * 2,))
     assert library.said == ["capture 103", "end_capture 103"]
     library.said.clear()
     with queue.running(StreamKind.URGENT):
         queue.fill([(torch.ones(3), place)])
         run.launch()
-        queue.download([(run.output, answer)])
+        queue.download([(run.outputs[0], answer)])
     run.forget()
     assert place.tolist() == [1.0, 1.0, 1.0]
     assert library.said == ["1 up for 103", "replay 77 on 103", "1 down from 103", "forget 77"]

@@ -7,7 +7,7 @@ from torch_geometric.nn import CGConv, GATConv, GCNConv, GINEConv, GraphConv, SA
 
 from serve.lane.executors import choose as choosing
 from serve.lane.executors import kernels
-from serve.lane.executors.check import disagreement, takes_narrow_edges, takes_spare_room
+from serve.lane.executors.check import disagreement, needs_exact_sizes, takes_narrow_edges
 from serve.lane.executors.choose import ExecutorOptions, choose
 from serve.lane.executors.csr import CannotRun
 from serve.lane.measure.where_measured import Processor
@@ -211,5 +211,5 @@ class Centred(torch.nn.Module):
 )
 def test_spare_room_is_for_models_whose_answers_it_leaves_alone(twins, make, options, takes):
     _, fast, signature = twins(make, **options)
-    assert takes_spare_room(fast, signature) == takes
+    assert (needs_exact_sizes(fast, signature) == "") == takes
     assert "cpu" in kernels.combining

@@ -1,5 +1,6 @@
 """A training process's work, done here: it goes on from its checkpoint as if nothing had been."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -187,3 +188,16 @@ def test_what_cannot_be_trained_is_told(folder, tmp_path):
     assert isinstance(end, JobStopped)
     assert end.reason == "error"
     assert "graph.safetensors" in end.message
+
+
+@pytest.mark.parametrize(("rate", "steps"), [(1e30, 5), (1e30, 1)])
+def test_a_training_that_diverges_leaves_no_weights(folder, tmp_path, rate, steps):
+    shutil.copytree(folder, tmp_path / "job")
+    for name in ("checkpoint.safetensors", "weights.safetensors"):
+        (tmp_path / "job" / "shared" / name).unlink(missing_ok=True)
+    end = training.train(
+        message(tmp_path / "job", learning_rate=rate, steps=steps), None, [].append
+    )
+    assert isinstance(end, JobStopped)
+    assert f"is no number; the learning rate is {rate}" in end.message
+    assert not (tmp_path / "job" / "shared" / "weights.safetensors").exists()
