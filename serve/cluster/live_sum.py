@@ -15,6 +15,8 @@ from serve.wilson import wilson_interval
 
 #: Most points of a server that are kept, whatever it sends; a window of five minutes has 301.
 MOST_POINTS = 400
+#: Above what any server gives; beyond it numbers of JavaScript are not exact.
+_MOST_ANSWERS = 1 << 53
 #: Percentiles of a total: 50, 90, 99 and 99.9 %.
 _SHARES = 4
 
@@ -63,7 +65,14 @@ class MachineSeen(msgspec.Struct):
 
 
 def with_changes(before: Sequence[Point], seen: Seen) -> Seen:
-    """Return what a server says together with the points that it said before."""
+    """Return what a server says together with the points that it said before.
+
+    Raises ValueError for counts that cannot be, which would spoil the sums of all.
+    """
+    counted: tuple[Point | NameTotals, ...] = (*seen.points, seen.total, *seen.models)
+    for one in counted:
+        if not 0 <= one.late <= one.answered <= _MOST_ANSWERS:
+            raise ValueError("it tells of more late answers than answers, or of too many")
     whole = (point for point in seen.points if len(point.causes) == len(CAUSES))
     points = {point.start_s: point for point in (*before, *whole)}
     kept = sorted(at for at in points if at >= seen.begin_s)[-MOST_POINTS:]

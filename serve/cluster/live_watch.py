@@ -10,6 +10,7 @@ import msgspec
 
 from serve.cluster.live_sum import MachineSeen, Seen, with_changes
 from serve.errors import ServeError
+from serve.undecodable import UNDECODABLE
 
 #: A server writes once a second; one that is silent for so long does not answer.
 SILENT_S = 8.0
@@ -69,7 +70,7 @@ class LiveWatch:
                 problem = _SILENT
             except OSError as error:
                 problem = error.strerror or str(error)
-            except (http.client.HTTPException, ValueError, ServeError) as error:
+            except (http.client.HTTPException, ValueError, ServeError, *UNDECODABLE) as error:
                 problem = str(error) or type(error).__name__
             if self._heard_s > heard_s:
                 pause_s = _LEAST_PAUSE_S
@@ -122,6 +123,6 @@ def _error_in(text: bytes) -> str:
     """Return what a server says of an error."""
     try:
         said = msgspec.json.decode(text, type=_Error).error
-    except ValueError:
+    except UNDECODABLE:
         said = ""
     return said or "it says nothing more"

@@ -110,6 +110,15 @@ def test_changes_join_the_points_before_and_no_more_are_kept():
     assert with_changes([], seen(odd)).points == []
 
 
+@pytest.mark.parametrize(("requests", "late"), [(10, 11), (-1, 0), (10**400, 1), (10, -1)])
+def test_impossible_counts_are_not_summed(requests, late):
+    whole = seen()
+    whole.total.answered, whole.total.late = requests, late
+    for found in (seen(point(700, requests, late)), whole):
+        with pytest.raises(ValueError, match="more late answers than answers"):
+            with_changes([], found)
+
+
 @pytest.mark.skipif(bool(missing_packages()), reason="packages are missing")
 def test_it_reads_what_a_gateway_writes(tmp_path):
     with live_server(tmp_path, recent(50, 20)) as live, watching(live.gateway.port) as watch:
@@ -205,7 +214,9 @@ def test_it_is_one_viewer_with_a_token_and_leaves():
     (200, [event("problem", {"error": "the disk is full"})], "the disk is full"),
     (200, [event("all", {"points": []})], "missing required field"),
     (200, [b"event: all\ndata: " + b"x" * (MOST_EVENT_BYTES + 1)], "more than 1048576 bytes"),
-], ids=["refused", "no page", "problem", "no numbers", "too long"])  # fmt: skip
+    (200, [b'event: all\ndata: {"more":' + b"[" * 9000 + b"\n\n"], "recursion depth"),
+    (200, [event("all", numbers([point(NOW_S, 10, 11)]))], "more late answers than answers"),
+], ids=["refused", "no page", "problem", "no numbers", "too long", "deep", "false"])  # fmt: skip
 def test_a_server_that_says_something_else_is_told_of(status, events, told):
     with fake(*events, status=status) as server, watching(server.server_port) as watch:
         wait_for(lambda: told in latest(watch).problem, told)
