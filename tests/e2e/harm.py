@@ -6,6 +6,7 @@ layer's answer. A deed that returns something gives that as the output, else the
 
 import atexit
 import builtins
+import ctypes
 import gc
 import os
 import resource
@@ -276,6 +277,14 @@ def spin(x: Tensor) -> None:
         pass
 
 
+def lock_up_in_c(x: Tensor) -> None:
+    """Wait for a lock that this thread holds, with the interpreter's, deaf to SIGTERM."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    library, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
+    for _ in range(2):
+        library.pthread_mutex_lock(mutex)
+
+
 def count_in_one_call(x: Tensor) -> None:
     """Compute without ever looking at signals."""
     sum(range(1 << 50))
@@ -362,7 +371,7 @@ WITHOUT_END = (
     write_one_large_file,
 )  # fmt: skip
 #: What the limits of a model's runs are about.
-AT_LIMITS = (take_what_python_gets, spin, count_in_one_call)
+AT_LIMITS = (take_what_python_gets, spin, count_in_one_call, lock_up_in_c)
 #: By number, from 1.
 DEEDS = (
     fork, daemonise, leave_a_program, become_another_program, stop_itself, end_itself_by_a_signal,

@@ -83,3 +83,11 @@ def test_a_run_that_takes_longer_than_its_model_may_is_stopped(limited, call, wh
     assert row(limited, "tenant = ?", what.__name__)["reason"] == "time_limit"
     if what is harm.count_in_one_call:  # only the end of its process stops it
         wait_for(lambda: metric(limited, "gnnserve_lane_restarts_total") > before, "another lane")
+
+
+def test_a_run_that_locks_up_in_c_is_ended_with_its_lane_and_repeated_once(limited, call):
+    before = metric(limited, "gnnserve_lane_restarts_total")
+    refused = refusal(call, "harm", graph(harm.lock_up_in_c), tenant="locked")
+    assert refused.code() is grpc.StatusCode.UNAVAILABLE
+    assert row(limited, "tenant = ?", "locked")["reason"] == "lane_lost"
+    wait_for(lambda: metric(limited, "gnnserve_lane_restarts_total") >= before + 2, "two lanes")
