@@ -121,6 +121,8 @@ SECTIONS: dict[str, tuple[Entry, ...]] = {
               "host.warm_start slow", "host.md", ("slow_start",)),
         Entry("Do files and memory stay flat for an hour at 500 requests a second?",
               "host.retention soak", "host.md", ("retention_soak",)),
+        Entry("Do they while a server serves so many?",
+              "host.long_run", "host.md"),
         Entry("Do answers wait while rows of the report are deleted?",
               "host.retention answers", "host.md", ("retention_answers",)),
     ),

@@ -14,7 +14,6 @@ A server starts as a user starts it. QUESTION is
 
 import argparse
 import os
-import re
 import shutil
 import sys
 import tempfile
@@ -28,7 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench.kit.processes import descendants
+from bench.kit.processes import descendants, shared_out_bytes
 from bench.kit.result import ROOT
 from bench.kit.script import Script, Table
 from bench.kit.servers import ServerProcess
@@ -79,16 +78,6 @@ def processor_s(pid: int) -> float:
     return ticks / _TICKS_A_SECOND
 
 
-def shared_out_bytes(pid: int) -> int:
-    """Return the proportional set size of a process and those below it."""
-    found = 0
-    for one in (pid, *descendants(pid)):
-        with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
-            text = Path(f"/proc/{one}/smaps_rollup").read_text()
-            found += sum(int(size) for size in re.findall(r"^Pss:\s+(\d+) kB", text, re.M)) * 1024
-    return found
-
-
 def started(server: ServerProcess) -> dict[str, float]:
     """Start a server and stop it; return what each measure found."""
     begun = time.monotonic()
@@ -99,7 +88,7 @@ def started(server: ServerProcess) -> dict[str, float]:
             x = np.zeros((3, _FEATURES), np.float32)
             client.infer(MODELS[0], x=x, edge_index=np.array([[0, 1], [1, 2]]))
             answered_s = time.monotonic() - begun
-        memory = shared_out_bytes(server.pid)
+        memory = sum(map(shared_out_bytes, (server.pid, *descendants(server.pid))))
     return {
         "ready, s": ready_s,
         "first answer, s": answered_s,

@@ -1,6 +1,7 @@
 """Processes of a server seen from outside: its database, what runs below it, processor time."""
 
 import os
+import re
 import signal
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
@@ -81,6 +82,15 @@ def handovers(pid: int) -> int:
     """Return how often threads of the process gave up their core to wait."""
     mark = "\nvoluntary_ctxt_switches:"
     return _over_threads(pid, "status", lambda text: text.rpartition(mark)[2].split()[0])
+
+
+def shared_out_bytes(pid: int) -> int:
+    """Return the memory of a process, shared pages divided by who maps them; 0 when it ended."""
+    try:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return 0
+    return sum(int(size) for size in re.findall(r"^Pss:\s+(\d+) kB", text, re.M)) * 1024
 
 
 def _over_threads(pid: int, file: str, find: Callable[[str], str]) -> int:

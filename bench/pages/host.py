@@ -1,9 +1,15 @@
 """Tables of what the server costs beside the model."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from bench.kit.page import Row, flat, grid
 from bench.kit.result import read_result
+
+
+def _every(minutes: int, looks: Sequence[Row]) -> list[Row]:
+    """Return the first look in each span of so many minutes, and the last look."""
+    firsts = {int(look["minutes"] // minutes): look for look in reversed(looks)}
+    return [*reversed(firsts.values()), looks[-1]]
 
 
 def _transport(row: Row) -> str:
@@ -95,6 +101,11 @@ TABLES: dict[str, Callable[[], str]] = {
     "retention soak": lambda: flat(read_result("retention_soak")["measures"], {
         "measure": "{measure}", "least": "{least:.1f}", "most": "{most:.1f}",
         "from the middle": "± {spread:.1%}",
+    }),
+    "long run": lambda: flat(_every(10, read_result("long_run")["looks"]), {
+        "minutes": "{minutes:.0f}", "requests": "{requests:,}",
+        "database, MiB": "{database_mib:.1f}", "main process, MiB": "{main_mib:.1f}",
+        "all processes, MiB": "{all_mib:.1f}",
     }),
     "retention answers": lambda: flat(read_result("retention_answers")["rows"], {
         "latency at the client": "{percentile}", "all rows kept, ms": "{all_ms:.2f}",
