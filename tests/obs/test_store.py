@@ -295,6 +295,19 @@ def test_a_flood_of_refusals_gets_few_rows_and_is_counted_in_full(tmp_path):
     assert report.expired_late == 1_000
 
 
+def test_refusals_with_long_texts_take_300_bytes_of_disk_at_most(tmp_path):
+    RecordSink(RecordStore(tmp_path / "r.db", RUN)).close()
+    empty_bytes = (tmp_path / "r.db").stat().st_size
+    sink = RecordSink(RecordStore(tmp_path / "r.db", RUN))
+    count = 5_000
+    for number in range(count):
+        text = "m" * 1000
+        sink.put(unanswered(f"f{number}", "INVALID_ARGUMENT", "invalid_input", message=text))
+    sink.close()
+    taken_bytes = sum(path.stat().st_size for path in tmp_path.iterdir()) - empty_bytes
+    assert taken_bytes <= 300 * count
+
+
 WRITER = """
 import sys, time
 from pathlib import Path
