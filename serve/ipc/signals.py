@@ -8,3 +8,5 @@ DRAINING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 HANGUP = signal.SIGHUP
 #: Their default action would end the process at once.
 IGNORED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
+#: All of them, which the server's other processes ignore.
+LEFT_TO_MAIN = (*DRAINING, HANGUP, *IGNORED)
