@@ -7,7 +7,6 @@ answered.
 
 import gc
 import os
-import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -19,7 +18,7 @@ import numpy as np
 from serve.collector import imports_uncollected
 from serve.ipc.child_signals import hear_only_of_ends
 from serve.ipc.orphans import adopt_orphans, end_children_at_exit
-from serve.ipc.signals import LEFT_TO_MAIN
+from serve.ipc.signals import ignore_left_to_main
 from serve.lane.patient_fork import fork_patiently
 
 
@@ -89,9 +88,7 @@ os.register_at_fork(before=hear_only_of_ends)
 os.register_at_fork(after_in_child=np.random.seed)
 # It tells of each orphan that ends.
 warnings.filterwarnings("ignore", "forkserver: waitpid returned unexpected")
-for number in LEFT_TO_MAIN:
-    signal.signal(number, signal.SIG_IGN)
-signal.pthread_sigmask(signal.SIG_UNBLOCK, LEFT_TO_MAIN)
+ignore_left_to_main()
 
 # A collection writes to each object that it looks at: lanes would get copies of all those pages.
 gc.collect()

@@ -15,6 +15,7 @@ import msgspec
 from serve.access.certificates import CertificateFiles
 from serve.access.settings import AccessSettings
 from serve.errors import NotReady
+from serve.ipc.signals import left_to_main_blocked
 from serve.rest.lifeline import DRAIN
 from serve.rest.settings import INSIDE_VARIABLE, Settings
 from serve.server.clock import now_ns
@@ -190,15 +191,16 @@ class GatewayProcess:
         outputs = () if self.printed is None else self.printed.open("gateway")
         try:
             # With a safe path, as a `serve.py` in the current folder would shadow the package.
-            return subprocess.Popen(
-                [sys.executable, "-P", "-m", _ENTRY, msgspec.json.encode(settings).decode()],
-                stdin=subprocess.DEVNULL,
-                stdout=outputs[0] if outputs else subprocess.DEVNULL,
-                stderr=outputs[1] if outputs else None,
-                pass_fds=(self._listener.fileno(), lifeline_fd),
-                # Other users can read arguments, but not the environment.
-                env={**os.environ, **_ENVIRONMENT, INSIDE_VARIABLE: self._inside},
-            )
+            with left_to_main_blocked():
+                return subprocess.Popen(
+                    [sys.executable, "-P", "-m", _ENTRY, msgspec.json.encode(settings).decode()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=outputs[0] if outputs else subprocess.DEVNULL,
+                    stderr=outputs[1] if outputs else None,
+                    pass_fds=(self._listener.fileno(), lifeline_fd),
+                    # Other users can read arguments, but not the environment.
+                    env={**os.environ, **_ENVIRONMENT, INSIDE_VARIABLE: self._inside},
+                )
         finally:
             for fd in outputs:
                 os.close(fd)

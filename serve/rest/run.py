@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
 import socket
 import sys
 from pathlib import Path
@@ -14,7 +13,7 @@ import msgspec
 from serve.access.certificates import Certificates, CurrentContext
 from serve.access.watching import FileWatcher
 from serve.ipc.printed import log_to_pipe
-from serve.ipc.signals import DRAINING, HANGUP, IGNORED
+from serve.ipc.signals import ignore_left_to_main
 from serve.obs.log import setup_logging
 from serve.rest.app import make_app
 from serve.rest.backend import Backend
@@ -41,8 +40,7 @@ def main() -> None:
     """Serve with the settings in argv, as JSON."""
     settings = msgspec.json.decode(sys.argv[1], type=Settings)
     # A service manager signals all processes; the main process tells this one when to stop.
-    for number in (*DRAINING, HANGUP, *IGNORED):
-        signal.signal(number, signal.SIG_IGN)
+    ignore_left_to_main()
     if settings.log_to_pipe:
         log_to_pipe(sys.stderr.fileno(), settings.log_level)
     else:

@@ -1,8 +1,10 @@
 """What processes import: the serving one never torch, which would cost memory and time."""
 
+import signal
 import subprocess
 import sys
 
+from serve.ipc.signals import left_to_main_blocked
 from tests.processes import is_running
 
 CODE = """
@@ -81,3 +83,21 @@ with fork_server():
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not is_running(int(done.stdout)), "which is all of the output"
+
+
+def test_a_process_that_starts_outlives_ctrl_c_until_it_ignores_it():
+    code = """
+import sys
+print("up", flush=True)
+sys.stdin.readline()
+from serve.ipc.signals import ignore_left_to_main
+ignore_left_to_main()
+print("there", flush=True)
+"""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with left_to_main_blocked():
+        started = subprocess.Popen([sys.executable, "-c", code], **pipes)
+    assert started.stdout.readline() == "up\n"
+    started.send_signal(signal.SIGINT)
+    assert started.communicate("\n")[0] == "there\n"
+    assert started.returncode == 0

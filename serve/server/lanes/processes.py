@@ -23,7 +23,7 @@ from serve import native
 from serve.ipc.messages import MAX_PACKET_BYTES
 from serve.ipc.orphans import kill_children
 from serve.ipc.setup import LaneSetup, PassedFile
-from serve.ipc.signals import LEFT_TO_MAIN
+from serve.ipc.signals import left_to_main_blocked
 from serve.lane.start import run_lanes
 from serve.server.printed_lines import PrintedLines
 from serve.threads import Thread
@@ -183,13 +183,9 @@ def _ensure_fork_server() -> None:
     server: Any = forkserver._forkserver
     before = server._forkserver_address
     forkserver.set_forkserver_preload([_PRELOAD_MODULE])
-    # It takes the mask over, until it ignores these signals: Ctrl-C would end it while it imports.
     resource_tracker.ensure_running()  # which unblocks signals when it starts
-    signal.pthread_sigmask(signal.SIG_BLOCK, LEFT_TO_MAIN)
-    try:
+    with left_to_main_blocked():
         forkserver.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, LEFT_TO_MAIN)
     if before is not None and before != server._forkserver_address:
         with suppress(OSError, ValueError):  # an abstract one has no file
             os.unlink(before)
