@@ -163,17 +163,20 @@ def print_servers(found: PlannedServing, *, as_json: bool) -> None:
 
 def sentences(found: PlannedServing) -> list[str]:
     """Return what the plan says in words."""
-    plan = found.plan
-    told = [f"At most 1 % of the requests are late up to {plan.best.load:.3g} times their rates."]
-    if plan.colocated and plan.unpaired:
+    plan, load = found.plan, found.plan.best.load
+    if load:
+        told = [f"At most 1 % of the requests are late up to {load:.3g} times their rates."]
+    else:
+        told = ["The targets cannot be met: more than 1 % of the requests are late at any load."]
+    if plan.colocated is None or plan.unpaired is None:
+        told.append("Servers that are alike do not fit.")
+    elif load:
         told += [
             "Servers that are alike, each with parts and samplers for its own lanes, carry "
             f"{plan.colocated.load:.3g} times the rates.",
             "With samplers that prepare for lanes of other machines, too, they carry "
             f"{plan.unpaired.load:.3g} times the rates.",
         ]
-    else:
-        told.append("Servers that are alike do not fit.")
     if plan.gain is not None and plan.gain < _WORTH_GAIN:
         told.append("Do not bother: servers that are alike carry as much.")
     name, share = max(found.network_shares.items(), key=lambda one: one[1])

@@ -52,8 +52,9 @@ class ServingPlan:
 
     @property
     def gain(self) -> float | None:
-        """The load that the best carries ÷ that of servers that are alike."""
-        return self.best.load / self.colocated.load if self.colocated else None
+        """The load that the best carries ÷ that of servers that are alike; None if that is none."""
+        alike = self.colocated.load if self.colocated else 0.0
+        return self.best.load / alike if alike else None
 
 
 def carried_load(
@@ -164,7 +165,7 @@ def _better(
     )  # fmt: skip
     for where in found:
         carried = carried_load(
-            problem, where, count, seed=seed, above=best.load, begin=best.load * 1.25
+            problem, where, count, seed=seed, above=best.load, begin=best.load * 1.25 or 1.0
         )
         if carried > best.load:
             best = PlacedServing(where, False, carried)

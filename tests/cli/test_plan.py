@@ -182,6 +182,18 @@ def test_small_requests_are_told_not_to_need_it(tmp_path, monkeypatch, capsys):
     assert "Do not bother" in said
 
 
+def test_targets_that_no_placement_meets_are_told(tmp_path, monkeypatch, capsys):
+    path, svg = described(tmp_path, SERVERS.replace("run_ms = 10", "run_ms = 60")), tmp_path / "svg"
+    assert run(path, "--svg", svg, "--steps", 8, monkeypatch=monkeypatch) == 0
+    said = capsys.readouterr().out
+    assert "The targets cannot be met" in said
+    assert "times" not in said, "no load is carried, and none is compared"
+    assert "The targets cannot be met" in svg.read_text()
+    assert run(path, "--json", "--steps", 8, monkeypatch=monkeypatch) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["load"], told["colocated_load"], told["gain"]) == (0, 0, None)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "error"),
     [

@@ -69,6 +69,17 @@ def test_placement_gains_where_much_is_sent_by_unlike_machines(rows, least, most
     assert least <= found.gain <= most
 
 
+def test_what_servers_that_are_alike_cannot_carry_another_placement_may():
+    # Half of the rows wait for the slow interface, unless all parts are on one machine.
+    request = RequestClass("ids", 1.0, 2e6, 1.0, 0.001, 0.001, 0.050)
+    given = problem((1e9, 1e7), request, parts=2, samplers=2, lanes=2)
+    found = plan_serving(given, steps=40, count=100)
+    assert found.colocated is not None
+    assert found.colocated.load == 0
+    assert found.best.load > 1
+    assert found.gain is None
+
+
 def test_a_load_that_cannot_last_is_not_carried_by_few_requests():
     # All of 100 requests could wait for half a target, and would at ten times what lasts.
     request = RequestClass("one", 1000.0, 1e3, 1e3, 0.0, 0.001, 0.100)
