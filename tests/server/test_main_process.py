@@ -93,6 +93,26 @@ with fork_server():
     assert int(done.stdout) == signal.SIGKILL, "which is all of the output"
 
 
+def test_a_fork_server_ends_with_a_start_that_ctrl_c_interrupts():
+    code = """
+import os, signal
+from multiprocessing import forkserver
+from serve.server.lanes.processes import fork_server
+start = forkserver.ensure_running
+def start_and_interrupt():
+    start()
+    os.kill(os.getpid(), signal.SIGINT)
+forkserver.ensure_running = start_and_interrupt
+try:
+    with fork_server():
+        raise AssertionError("not interrupted")
+except KeyboardInterrupt:
+    pass
+"""
+    done = subprocess.run([sys.executable, "-c", code + ENDED_BY], capture_output=True, check=True)
+    assert int(done.stdout) == signal.SIGKILL
+
+
 def test_a_process_that_starts_outlives_ctrl_c_until_it_ignores_it():
     code = """
 import sys

@@ -68,15 +68,16 @@ def log_printed(lines: PrintedLines | None) -> None:
 @contextmanager
 def fork_server() -> Iterator[None]:
     """Start the fork server before it is needed; at the end, end it and all that it started."""
-    # Where the system has no room for it now, `start` tries again.
-    with (
-        suppress(OSError),
-        _one_at_a_time,
-        _stdout_as_stderr(),
-        lane_environment(PYTHONSAFEPATH="1"),
-    ):
-        _ensure_fork_server()
+    # Ctrl-C at the start is told when signals are unblocked: by then there is a process to end.
     try:
+        # Where the system has no room for it now, `start` tries again.
+        with (
+            suppress(OSError),
+            _one_at_a_time,
+            _stdout_as_stderr(),
+            lane_environment(PYTHONSAFEPATH="1"),
+        ):
+            _ensure_fork_server()
         yield
     finally:
         kill_all()
