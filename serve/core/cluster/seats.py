@@ -39,6 +39,8 @@ class Seat:
     left: bool = False
     #: The server has been ready.
     ready: bool = False
+    #: One that had this seat before it has been ready.
+    used: bool = False
 
     def is_live(self, now_ns: int) -> bool:
         """Return True when its server is there, as far as is known."""
@@ -85,17 +87,15 @@ class Seats:
         if not numbers:
             return f"all {count} servers are there"
         for number in numbers:
-            if number or asked.has_log or not self._has_followers(now_ns):
-                found = Seat(number, asked.machine, asked.address, now_ns + START_NS)
-                if seat is not None and seat.address == asked.address:
-                    found = replace(found, ready=seat.ready)
-                self._taken[number] = found
+            if number or asked.has_log or not self._may_have_changes():
+                self._taken[number] = found = self._given(number, asked, now_ns)
                 return found
         before = self._taken.get(0)
         where = f" {before.machine} has it or had it:" if before else ""
         return (
             f"the server on {asked.machine} is to order changes, and the log of those that were"
-            f" made is not there;{where} name a file in cluster.rows.log that all machines share"
+            f" made is not there;{where} name a file in cluster.rows.log that all machines share,"
+            " or begin without changes: `gnnserve cluster down`, then `up`"
         )
 
     def heard(self, number: int, said: SeatAsked, *, ready: bool, now_ns: int) -> bool:
@@ -148,9 +148,18 @@ class Seats:
         live = sum(self.part_of(one.number) == part for one in self._live(now_ns))
         return live, seat is None or seat.machine != asked.machine, number
 
-    def _has_followers(self, now_ns: int) -> bool:
-        """Return True when there are servers that may have made changes."""
-        return any(one.ready for one in self._live(now_ns) if one.number)
+    def _given(self, number: int, asked: SeatAsked, now_ns: int) -> Seat:
+        """Return the seat as the server has it that takes it now."""
+        given = Seat(number, asked.machine, asked.address, now_ns + START_NS)
+        last = self._taken.get(number)
+        if last is None:
+            return given
+        ready = last.ready and last.address == asked.address
+        return replace(given, ready=ready, used=last.used or last.ready)
+
+    def _may_have_changes(self) -> bool:
+        """Return True when servers, which may all be lost by now, may have made changes."""
+        return any(one.ready or one.used for one in self._taken.values())
 
     def _live(self, now_ns: int) -> Iterator[Seat]:
         return (one for one in self._taken.values() if one.is_live(now_ns))

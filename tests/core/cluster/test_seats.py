@@ -89,10 +89,33 @@ def test_who_is_to_order_changes_needs_the_log_of_those_that_were_made():
     seats.left(c.address)
     assert seats.take(asked("e", has_log=False), 4, 0).number == 2
     assert seats.take(asked("f"), 4, 0).number == 0
-    # Where nobody may have made a change, it begins one.
+    # All are lost, and the log may be on a machine that has yet to come back.
     for one in (b, d, Seat(2, "e", "e:1"), Seat(0, "f", "f:1")):
         seats.left(one.address)
-    assert seats.take(asked("a", has_log=False), 4, 0).number == 0
+    assert seats.take(asked("a", has_log=False), 4, 0).number == 1
+    assert seats.take(asked("a", has_log=True), 4, 0).number == 1
+    assert seats.take(asked("f", has_log=True), 4, 0).number == 0
+
+
+def test_after_a_loss_of_all_machines_nobody_begins_a_log_beside_the_one_that_was():
+    lost, _ = full(2, 2)
+    seats = Seats(2, lost.known())
+    assert seats.take(asked("d", has_log=False), 2, START_NS).number == 1
+    told = seats.take(asked("e", has_log=False), 2, START_NS)
+    assert "the log of those that were made is not there" in told
+
+
+def test_a_log_is_not_forgotten_with_a_server_that_had_it_and_was_not_ready():
+    seats, _ = full(1, 1)
+    assert seats.take(asked("f"), 1, START_NS).number == 0
+    assert isinstance(seats.take(asked("e", has_log=False), 1, 2 * START_NS), str)
+    assert seats.take(asked("a"), 1, 2 * START_NS).number == 0
+
+
+def test_where_nobody_was_ready_a_log_is_begun():
+    seats = Seats(1)
+    seats.take(asked("a"), 1, 0)
+    assert seats.take(asked("b", has_log=False), 1, START_NS).number == 0
 
 
 def test_seats_that_take_the_place_of_others_know_who_had_them():
