@@ -18,13 +18,14 @@ LEFT_TO_MAIN = (*DRAINING, HANGUP, *IGNORED)
 def left_to_main_blocked() -> Iterator[None]:
     """Block `LEFT_TO_MAIN` in this thread, and in processes that it starts until they ignore them.
 
-    Ctrl-C would otherwise end these while they import.
+    Ctrl-C would otherwise end these while they import. What was blocked before stays blocked.
     """
-    signal.pthread_sigmask(signal.SIG_BLOCK, LEFT_TO_MAIN)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, LEFT_TO_MAIN)
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, LEFT_TO_MAIN)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def ignore_left_to_main() -> None:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from threading import Event
 from typing import NoReturn
 
-from serve.ipc.signals import DRAINING, HANGUP, IGNORED
+from serve.ipc.signals import DRAINING, HANGUP, IGNORED, LEFT_TO_MAIN
 from serve.server.clock import now_ns
 from serve.threads import Thread
 
@@ -64,7 +64,7 @@ class StopSignals:
         """Handle signals from now on, for the rest of the process. Call it in the main thread."""
         self._on_terminal = _has_terminal()
         signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
-        for number in (*DRAINING, HANGUP, *IGNORED):
+        for number in LEFT_TO_MAIN:
             # Under `nohup`, a closed terminal must be ignored.
             if number != HANGUP or signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, _do_nothing)

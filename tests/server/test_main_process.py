@@ -4,7 +4,7 @@ import signal
 import subprocess
 import sys
 
-from serve.ipc.signals import left_to_main_blocked
+from serve.ipc.signals import LEFT_TO_MAIN, left_to_main_blocked
 
 CODE = """
 import sys
@@ -129,3 +129,15 @@ print("there", flush=True)
     started.send_signal(signal.SIGINT)
     assert started.communicate("\n")[0] == "there\n"
     assert started.returncode == 0
+
+
+def test_signals_that_were_blocked_before_a_process_started_stay_blocked():
+    def blocked():
+        return signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+    before = blocked()
+    with left_to_main_blocked():
+        with left_to_main_blocked():
+            pass
+        assert set(LEFT_TO_MAIN) <= blocked()
+    assert blocked() == before
