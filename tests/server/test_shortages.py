@@ -110,6 +110,7 @@ def starts(monkeypatch):
 
     monkeypatch.setattr(ForkServerProcess, "start", start)
     monkeypatch.setattr(processes.forkserver, "ensure_running", lambda: None)
+    monkeypatch.setattr(processes.resource_tracker, "ensure_running", lambda: None)
     monkeypatch.setattr(processes, "kill_all", lambda: found.told.append("kill"))
     before = open_files()
     yield found
