@@ -41,6 +41,8 @@ class Seat:
     ready: bool = False
     #: One that had this seat before it has been ready.
     used: bool = False
+    #: Address of a silent server of another machine, which may go on until this one is ready.
+    before: str = ""
 
     def is_live(self, now_ns: int) -> bool:
         """Return True when its server is there, as far as is known."""
@@ -107,7 +109,10 @@ class Seats:
             return False
         until_ns = max(now_ns + SILENT_NS, 0 if seat.ready or ready else seat.until_ns)
         ready = seat.ready or ready
-        self._taken[number] = replace(seat, until_ns=until_ns, left=False, ready=ready)
+        before = "" if ready else seat.before
+        self._taken[number] = replace(
+            seat, until_ns=until_ns, left=False, ready=ready, before=before
+        )
         return True
 
     def left(self, address: str) -> None:
@@ -115,15 +120,23 @@ class Seats:
         for number, seat in self._taken.items():
             if seat.address == address:
                 self._taken[number] = replace(seat, left=True)
+            elif seat.before == address:
+                self._taken[number] = replace(seat, before="")
 
     def stores(self) -> list[tuple[str, int]]:
         """Return the address and part of each server, who orders changes first.
 
-        A server that is lost stays until another has its seat. Empty while a part has no server.
+        A server that is lost stays until another with its seat is ready: it may be silent to the
+        cluster alone. Empty while a part has no server.
         """
         if any(number not in self._taken for number in range(self._parts)):
             return []
-        return [(seat.address, self.part_of(seat.number)) for seat in self.known()]
+        seats = self.known()
+        found = {seat.address: self.part_of(seat.number) for seat in seats}
+        for seat in seats:
+            if seat.before:
+                found.setdefault(seat.before, self.part_of(seat.number))
+        return list(found.items())
 
     def known(self) -> list[Seat]:
         """Return the seats that were taken, for seats that take the place of these."""
@@ -154,8 +167,12 @@ class Seats:
         last = self._taken.get(number)
         if last is None:
             return given
-        ready = last.ready and last.address == asked.address
-        return replace(given, ready=ready, used=last.used or last.ready)
+        given = replace(given, used=last.used or last.ready, before=last.before)
+        if last.address == asked.address:
+            return replace(given, ready=last.ready)
+        # A machine has one server at a time.
+        goes_on = last.ready and not last.left and last.machine != asked.machine
+        return replace(given, before=last.address) if goes_on else given
 
     def _may_have_changes(self) -> bool:
         """Return True when servers, which may all be lost by now, may have made changes."""

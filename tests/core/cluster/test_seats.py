@@ -61,7 +61,34 @@ def test_a_server_that_ended_or_is_silent_is_replaced_and_learns_of_it():
     assert seats.stores()[1] == ("b:1", 1)  # until another has its part
     assert seats.take(asked("f"), 4, SILENT_NS).number == 1
     assert hear(seats, (a, b), SILENT_NS) == [True, False]
-    assert seats.stores() == [("a:1", 0), ("f:1", 1), ("c:1", 0), ("e:1", 1)]
+    assert seats.stores()[:4] == [("a:1", 0), ("f:1", 1), ("c:1", 0), ("e:1", 1)]
+
+
+def test_a_silent_server_is_asked_until_the_one_in_its_place_is_ready():
+    seats, (a, _) = full(2, 2)
+    hear(seats, (a,), START_NS)
+    assert seats.take(asked("e"), 2, START_NS).number == 1
+    assert seats.stores() == [("a:1", 0), ("e:1", 1), ("b:1", 1)]
+    seats.left("e:1")  # which was never ready
+    assert seats.take(asked("f"), 2, START_NS).number == 1
+    assert seats.stores() == [("a:1", 0), ("f:1", 1), ("b:1", 1)]
+    assert Seats(2, seats.known()).stores() == seats.stores()
+    seats.heard(1, asked("f"), ready=False, now_ns=START_NS)
+    assert ("b:1", 1) in seats.stores()
+    seats.heard(1, asked("f"), ready=True, now_ns=START_NS)
+    assert seats.stores() == [("a:1", 0), ("f:1", 1)]
+
+
+def test_a_server_that_ended_or_started_anew_on_its_machine_is_asked_no_more():
+    seats, (a, _) = full(2, 2)
+    hear(seats, (a,), SILENT_NS)
+    assert seats.take(asked("b", 9), 2, SILENT_NS).number == 1
+    assert seats.stores() == [("a:1", 0), ("b:9", 1)]
+    seats, _ = full(1, 1)
+    assert seats.take(asked("c"), 1, SILENT_NS).number == 0
+    assert seats.stores() == [("c:1", 0), ("a:1", 0)]
+    seats.left("a:1")
+    assert seats.stores() == [("c:1", 0)]
 
 
 def test_of_several_free_seats_one_of_the_part_with_fewest_servers_is_given():
