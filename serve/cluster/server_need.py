@@ -42,8 +42,8 @@ class ServerNeed:
 def server_need(config: Config, *, on_gpus: bool) -> ServerNeed:
     """Return what a server of this configuration takes; raises ConfigError.
 
-    Graphs of files count as much as their files; those that are shared out without the features
-    that other servers hold, where these are in a file of their own.
+    Graphs of files count as much as their files; those that are shared out without what other
+    servers hold of features and edges, where these are in files of their own.
     """
     budget_bytes = config.device.memory_budget_bytes
     if budget_bytes is None:
@@ -58,26 +58,30 @@ def server_need(config: Config, *, on_gpus: bool) -> ServerNeed:
     )
     graphs_bytes = 0
     for graph in config.graph:
+        share = share_held(config, graph)
+        # In-edges are taken to be spread as the nodes are.
+        edge_share = share if graph.share == "all" else 1.0
         if graph.file is not None:
-            graphs_bytes += _file_bytes(config.path(graph.file), share_held(config, graph))
+            held = {"x.npy": share, "edge_index.npy": edge_share}
+            graphs_bytes += _file_bytes(config.path(graph.file), held)
         elif (size := TABLE_4.get(graph.dataset or "")) is not None:
-            row_bytes = _FEATURE_BYTES * size.num_features
-            features_bytes = size.num_nodes * row_bytes * share_held(config, graph)
-            of_all = size.num_edges * _EDGE_BYTES + features_bytes
-            graphs_bytes += int(of_all * graph.scale)
+            features_bytes = size.num_nodes * _FEATURE_BYTES * size.num_features * share
+            edges_bytes = size.num_edges * _EDGE_BYTES * edge_share
+            graphs_bytes += int((edges_bytes + features_bytes) * graph.scale)
     return ServerNeed(weights_bytes, graphs_bytes, budget_bytes, on_gpus)
 
 
-def _file_bytes(path: Path, share: float) -> int:
-    """Return the size of a file, or of all files in a folder with a share of the features.
+def _file_bytes(path: Path, held: Mapping[str, float]) -> int:
+    """Return the size of a file, or of all files in a folder, with a share of those in `held`.
 
     Raises ConfigError.
     """
     try:
         if path.is_dir():
             files = [one for one in path.iterdir() if one.is_file()]
-            of = {one.name: one.stat().st_size for one in files}
-            return sum(of.values()) - int((1 - share) * of.get("x.npy", 0))
+            sizes = {one.name: one.stat().st_size for one in files}
+            elsewhere = (int((1 - held.get(name, 1.0)) * size) for name, size in sizes.items())
+            return sum(sizes.values()) - sum(elsewhere)
         return path.stat().st_size
     except OSError as error:
         raise ConfigError(f"graph.file: {path}: {error.strerror}") from error

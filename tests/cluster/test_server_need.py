@@ -113,6 +113,15 @@ def test_a_server_takes_the_features_of_its_part_and_those_that_are_everywhere(t
     found = load_config(tmp_path / "gnnserve.toml")
     assert parts_of(found) == 3
     assert server_need(found, on_gpus=False).graphs_bytes == 300 + 700
+    (tmp_path / "gnnserve.toml").write_text(text + 'hot_share = 0.1\nshare = "all"\n')
+    with_edges = load_config(tmp_path / "gnnserve.toml")
+    assert server_need(with_edges, on_gpus=False).graphs_bytes == 210 + 700
+    of_dataset = text.replace('file = "papers"', 'dataset = "pubmed"') + 'share = "all"\n'
+    (tmp_path / "gnnserve.toml").write_text(of_dataset)
+    pubmed = TABLE_4["pubmed"]
+    whole = pubmed.num_nodes * pubmed.num_features * 4 + pubmed.num_edges * 8
+    made = load_config(tmp_path / "gnnserve.toml")
+    assert server_need(made, on_gpus=False).graphs_bytes == int(whole * 0.6)
     assert parts_of(config(tmp_path, "")) == 0
 
 
