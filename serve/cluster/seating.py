@@ -4,6 +4,7 @@ import numpy as np
 
 from serve.cluster.pool import Pool
 from serve.config import Config, GraphConfig
+from serve.errors import ConfigError
 from serve.graphs.partition import Parts
 from serve.graphs.sharing import read_parts
 
@@ -11,10 +12,14 @@ from serve.graphs.sharing import read_parts
 def parts_of(config: Config) -> int:
     """Return the number of parts of the graphs that are shared out, 0 where none is.
 
-    Raises ConfigError.
+    A server has one part of all of them, so they have as many as each other. Raises ConfigError.
     """
-    found = [_parts(config, graph) for graph in config.graph]
-    return max((int(parts.max()) + 1 for parts in found if parts is not None), default=0)
+    found = {graph.name: _parts(config, graph) for graph in config.graph}
+    counts = {name: int(parts.max()) + 1 for name, parts in found.items() if parts is not None}
+    if len(set(counts.values())) > 1:
+        told = ", ".join(f"'{name}' has {count}" for name, count in counts.items())
+        raise ConfigError(f"graph.parts: graphs are to have the same number of parts: {told}")
+    return max(counts.values(), default=0)
 
 
 def share_held(config: Config, graph: GraphConfig) -> float:

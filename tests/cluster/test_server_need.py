@@ -125,6 +125,18 @@ def test_a_server_takes_the_features_of_its_part_and_those_that_are_everywhere(t
     assert parts_of(config(tmp_path, "")) == 0
 
 
+def test_graphs_with_different_numbers_of_parts_are_refused_before_a_start(tmp_path):
+    for name, parts in (("parts", [0, 1, 2]), ("two", [0, 1]), ("other", [2, 1, 0])):
+        np.save(tmp_path / f"{name}.npy", np.array(parts))
+    text = SHARED + '[[graph]]\nname = "more"\nfile = "more.npz"\nparts = "{}.npy"\n'
+    path = tmp_path / "gnnserve.toml"
+    path.write_text(text.format(ROOT / "configs" / "models", "other"))
+    assert parts_of(load_config(path)) == 3
+    path.write_text(text.format(ROOT / "configs" / "models", "two"))
+    with pytest.raises(ConfigError, match="number of parts: 'papers' has 3, 'more' has 2"):
+        parts_of(load_config(path))
+
+
 def test_servers_whose_features_others_would_not_reach_are_refused(tmp_path):
     found = config(tmp_path, '''
         server = { host = "0.0.0.0", insecure = true }
