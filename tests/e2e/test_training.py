@@ -105,11 +105,11 @@ def test_kills_restarts_and_pauses_change_no_answer_and_no_weight(server, reposi
             reached(client, job.job_id, 5)
             more = len(answers)
             wait_for(lambda: len(answers) > more + 20, "answers beside the job")
-        for answer in answers:
-            np.testing.assert_allclose(answer, expected, rtol=0, atol=1e-4)
-        (now,) = client.jobs()
-        assert not now.ended, "it has to go on after the restart"
+            (now,) = client.jobs()
+            assert not now.ended, "it has to go on after the restart"
     assert server.stop() == 0
+    for answer in answers:
+        np.testing.assert_allclose(answer, expected, rtol=0, atol=1e-4)
     server.start()
     server.wait_ready()
     with Client(server.target) as client:
