@@ -3,7 +3,8 @@
 A captured run has fixed sizes. One that was made for a bucket takes every graph that its sizes
 hold: nodes behind the graph's last one have no edges, and pairs behind its last edge are no edges
 (``kernels.NO_EDGE``). What the model computes for these nodes is not read. ``needs_exact_sizes``
-says which models cannot.
+says which models cannot. It tries what is then in the spare room at every run (``spare_value``):
+nothing of an earlier request stays there.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ import torch
 
 from serve.lane.cuda.queues import Queue
 from serve.lane.cuda.replays import RunInput
-from serve.lane.executors.kernels import NO_EDGE
+from serve.lane.executors.check import spare_value
 from serve.lane.models.sizing import Counts, Sizing
 
 #: Nodes and edges, or other things, of the smallest bucket.
@@ -66,7 +67,8 @@ def fill(
 ) -> None:
     """Fill the places of a bucket with the union of `parts`, on the host; inside ``running``.
 
-    `counts` are those of each part. Inputs that a part lacks are left to the caller.
+    Spare room is filled too. `counts` are those of each part. Inputs that a part lacks are left to
+    the caller.
     """
     copies: list[tuple[torch.Tensor, torch.Tensor]] = []
     #: Indices, and the number of things before those that they point to.
@@ -90,10 +92,11 @@ def fill(
         if first:
             row.add_(first)
     for name, sized in sizing.inputs.items():
-        if sized.points_to and name in places:
-            spare = places[name].shape[sized.axis] - firsts[sized.symbol]
-            if spare:
-                places[name].narrow(sized.axis, firsts[sized.symbol], spare).fill_(NO_EDGE)
+        if (whole := places.get(name)) is not None:
+            first = firsts[sized.symbol]
+            room = whole.narrow(sized.axis, first, whole.shape[sized.axis] - first)
+            if room.numel():
+                room.fill_(spare_value(sized, room.dtype))
 
 
 def _without_gaps(

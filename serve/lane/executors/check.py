@@ -12,7 +12,7 @@ from serve.lane.measure.probe_graphs import Shape, declared_graph, probe_graph
 from serve.lane.measure.probe_signature import probe_inputs
 from serve.lane.measure.where_measured import Site
 from serve.lane.models.loader import LoadedModel
-from serve.lane.models.sizing import Sizing, sizing_of
+from serve.lane.models.sizing import SizedInput, Sizing, sizing_of
 from serve.models.model_signature import Signature
 from serve.models.repository import ModelSpec
 
@@ -20,6 +20,9 @@ from serve.models.repository import ModelSpec
 TOLERANCE = 1e-4
 #: Nodes and pairs behind a graph's last ones.
 _SPARE_NODES, _SPARE_EDGES = 7, 19
+#: What is tried in spare room as a float: first what is there at serving, then a number that no
+#: comparison overlooks; float16 holds it.
+_SPARE_FLOATS = (math.nan, 1e4)
 
 Inputs = dict[str, torch.Tensor]
 
@@ -82,11 +85,9 @@ def takes_narrow_edges(loaded: LoadedModel, signature: Signature, site: Site) ->
 def needs_exact_sizes(loaded: LoadedModel, signature: Signature) -> str:
     """Say why nodes and pairs behind a graph's last ones change its answers.
 
-    Empty when they change none.
-
-    Spare nodes have features that are no numbers; spare pairs are no edges (``kernels.NO_EDGE``).
-    `loaded` runs by `csr` on the processor, where a node that does not exist is only an error, with
-    the operators that GPUs have.
+    Empty when they change none. What is tried in spare room is what ``spare_value`` says, and
+    another number in the place of floats. `loaded` runs by `csr` on the processor, where a node
+    that does not exist is only an error, with the operators that GPUs have.
     """
     spec = loaded.spec
     if spec.interface is None and (signature.rows != "node" or "batch" in spec.inputs):
@@ -102,18 +103,31 @@ def needs_exact_sizes(loaded: LoadedModel, signature: Signature) -> str:
                 expected = loaded.outputs(inputs)
             except Exception:
                 continue
-            try:
-                found = loaded.outputs(_with_spare_room(inputs, sizing))
-            except Exception as error:
-                return f"on a graph that is {name} it raises {type(error).__name__}: {error}"
-            if not all(map(_agree_but_for_room, found, expected)):
-                return f"its answers for a graph that is {name} depend on what is behind it"
+            for number in _SPARE_FLOATS:
+                try:
+                    found = loaded.outputs(_with_spare_room(inputs, sizing, number))
+                except Exception as error:
+                    return f"on a graph that is {name} it raises {type(error).__name__}: {error}"
+                if not all(map(_agree_but_for_room, found, expected)):
+                    return f"its answers for a graph that is {name} depend on what is behind it"
             compared = True
     return "" if compared else "it answers no probe graph"
 
 
+def spare_value(
+    sized: SizedInput, dtype: torch.dtype, number: float = _SPARE_FLOATS[0]
+) -> float | int:
+    """Return what an input holds behind a graph's last nodes and pairs.
+
+    Indices point to no node (``kernels.NO_EDGE``), floats are `number`, and all else is 0.
+    """
+    if sized.points_to:
+        return kernels.NO_EDGE
+    return number if dtype.is_floating_point else 0
+
+
 def _may_be_zero(slot: InputSlot) -> bool:
-    """Return True unless zeros, which are in spare room at first, are no values of the input."""
+    """Return True unless zeros, which spare room holds, are no values of the input."""
     lows: list[float] = [low for low, _ in slot.columns] or [slot.low or 0]
     return not slot.is_kind or max(lows) <= 0
 
@@ -128,16 +142,15 @@ def _agree_but_for_room(found: torch.Tensor, expected: torch.Tensor) -> bool:
     )
 
 
-def _with_spare_room(inputs: Inputs, sizing: Sizing) -> Inputs:
-    """Return the inputs with nodes and pairs more."""
+def _with_spare_room(inputs: Inputs, sizing: Sizing, number: float) -> Inputs:
+    """Return the inputs with nodes and pairs more, whose floats are `number`."""
     found = dict(inputs)
     for name, sized in sizing.inputs.items():
         if (value := inputs.get(name)) is None:
             continue
         shape = list(value.shape)
         shape[sized.axis] = _SPARE_NODES if sized.symbol in sizing.nodes else _SPARE_EDGES
-        spare = kernels.NO_EDGE if sized.points_to else math.nan if value.is_floating_point() else 0
-        more = torch.full(shape, spare, dtype=value.dtype)
+        more = torch.full(shape, spare_value(sized, value.dtype, number), dtype=value.dtype)
         found[name] = torch.cat([value, more], dim=sized.axis)
     return found
 

@@ -3,12 +3,17 @@
 import numpy as np
 import pytest
 import torch
+from torch_geometric.nn import SAGEConv
 
+from bench.kit.architectures import wrap
 from serve.graphs.features import FeatureKeeper
 from serve.ipc.messages import GatherRef, Part, RunTask, TaskDone, TensorRef
 from serve.lane.cuda.buckets import LEAST_EDGES, LEAST_NODES, bucket, bucket_counts, fill
+from serve.lane.cuda.capturing import Recorder
 from serve.lane.cuda.queues import HostQueue
 from serve.lane.cuda.replays import FixedRun, Replays, RunShape
+from serve.lane.executors.check import needs_exact_sizes
+from serve.lane.executors.csr import with_csr
 from serve.lane.models.sizing import SHORT, SizedInput, Sizing
 from serve.lane.task import PoolTensors
 from serve.models import zoo
@@ -190,4 +195,66 @@ def test_each_row_of_an_index_is_shifted_by_what_it_points_to():
     assert counts == [{"A": 2, "P": 3, "W": 2}, {"A": 1, "P": 2, "W": 3}]
     fill(HostQueue(), sizing, places, parts, counts)
     assert places["writes"].tolist() == [[0, 1, 2, 2, 2, -1], [2, 0, 4, 3, 4, -1]]
-    assert (places["author"].sum(), places["paper"].sum()) == (3, 5)
+    assert (places["author"].nansum(), places["paper"].nansum()) == (3, 5)
+
+
+def test_nothing_of_an_earlier_request_stays_in_spare_room():
+    sizing = Sizing(
+        {
+            "x": SizedInput("N", 0),
+            "known": SizedInput("N", 0),
+            "kind": SizedInput("E", 1),
+            "edge_index": SizedInput("E", 1, ("N",)),
+        },
+        ("N",),
+    )
+
+    def graph(nodes, edges):
+        return {
+            "x": torch.ones(nodes, 2, dtype=torch.float16),
+            "known": torch.ones(nodes, dtype=torch.bool),
+            "kind": torch.ones(1, edges, dtype=torch.uint8),
+            "edge_index": torch.ones(2, edges, dtype=torch.int32),
+        }
+
+    places = graph(5, 6)
+    fill(HostQueue(), sizing, places, [graph(3, 4)], [{"N": 3, "E": 4}])
+    assert places["x"].isnan().all(1).tolist() == [False] * 3 + [True] * 2
+    assert places["known"].tolist() == [True] * 3 + [False] * 2
+    assert places["kind"].tolist() == [[1] * 4 + [0] * 2]
+    assert places["edge_index"].tolist() == [[1] * 4 + [-1] * 2] * 2
+    # Features that are gathered afterwards have spare room too.
+    places = graph(5, 6)
+    gathered = {name: value for name, value in graph(3, 4).items() if name != "x"}
+    fill(HostQueue(), sizing, places, [gathered], [{"N": 3, "E": 4}])
+    assert places["x"][3:].isnan().all()
+
+
+class Debtors(torch.nn.Module):
+    """A layer, and how many nodes of all are below zero."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = SAGEConv(FEATURES, CLASSES)
+
+    def forward(self, x, edge_index):
+        return self.conv(x, edge_index) + (x[:, 0] < 0).sum()
+
+
+def test_a_replay_answers_by_no_node_of_an_earlier_request():
+    """Of a model that takes spare room, as nothing in it is below zero."""
+    wrapped, signature = wrap(Debtors(), "model", ("x", "edge_index"), FEATURES)
+    model = with_csr(wrapped)
+    assert needs_exact_sizes(model, signature) == ""
+    recorder = Recorder(HostQueue(), None)
+    run = recorder.capture(
+        model, (("x", "float32", (24, FEATURES)), ("edge_index", "int64", (2, 64)))
+    )
+    for nodes in (24, 20):
+        inputs = {
+            "x": -torch.ones(nodes, FEATURES),
+            "edge_index": torch.arange(nodes).repeat(2, 1),
+        }
+        expected = model.run(inputs)
+        (found,) = recorder.replay(run, inputs, [expected.shape])
+        torch.testing.assert_close(found, expected)

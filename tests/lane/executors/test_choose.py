@@ -181,6 +181,11 @@ def test_edges_stay_narrow_only_where_nothing_widens_them(agree, make, narrow):
     assert takes_narrow_edges(fast, signature, Processor()) == narrow
 
 
+def by_counting(x, edge_index):
+    """Counts nodes by a comparison, which is false for what is no number."""
+    return (x[:, :1] > 0).sum()
+
+
 class Centred(torch.nn.Module):
     """A layer whose answers depend on all nodes, whether there are edges between them or not."""
 
@@ -200,6 +205,7 @@ class Centred(torch.nn.Module):
         (lambda: GraphConv(12, 3), {"inputs": ("x", "edge_index", "edge_weight")}, True),
         (Centred, {}, False),
         (lambda: Lopsided(by_scatter), {}, False),
+        (lambda: Lopsided(by_counting), {}, False),
         # Devices run it by PyG's code, which reads the edges itself.
         (
             lambda: GINEConv(torch.nn.Linear(12, 3), edge_dim=4),
@@ -207,7 +213,15 @@ class Centred(torch.nn.Module):
             False,
         ),
     ],
-    ids=["gcn", "gat", "graph", "of all nodes", "reads edges itself", "not on devices"],
+    ids=[
+        "gcn",
+        "gat",
+        "graph",
+        "of all nodes",
+        "reads edges itself",
+        "counts nodes",
+        "not on devices",
+    ],
 )
 def test_spare_room_is_for_models_whose_answers_it_leaves_alone(twins, make, options, takes):
     _, fast, signature = twins(make, **options)
