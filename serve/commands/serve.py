@@ -431,8 +431,11 @@ def _elsewhere(config: Config, engine: Engine, stamps: FrontStamps | None) -> "O
 
 
 def _watched_servers(*known: "OtherServers | SharedRows | None") -> list[WatchedFiles]:
-    """Return the files that tell of other servers."""
-    return [WatchedFiles((one.file,), one.reload) for one in known if one is not None]
+    """Return the files that tell of other servers, read anew: a start takes long."""
+    watched = [WatchedFiles((one.file,), one.reload) for one in known if one is not None]
+    for files in watched:
+        files.read()
+    return watched
 
 
 def _shared_rows(config: Config) -> "SharedRows | None":
