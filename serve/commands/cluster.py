@@ -132,7 +132,11 @@ def parts_of_local(pool: Pool) -> list[tuple[str, ...]]:
             f"--local {pool.replicas}: cluster.rows.servers_file names {len(stores)} servers"
         )
     return [
-        (f"cluster.rows.listen={address}", f"cluster.rows.part={part}")
+        (
+            f"cluster.rows.listen={address}",
+            f"cluster.rows.address={address}",
+            f"cluster.rows.part={part}",
+        )
         for address, part in stores.items()
     ]
 

@@ -12,6 +12,7 @@ from serve.cluster.seating import parts_of, unseatable
 from serve.cluster.server_need import HOST_BYTES, ServerNeed, server_need, unplaceable
 from serve.commands.cluster import parts_of_local, pool_of
 from serve.config import load_config
+from serve.config_settings import settings_of
 from serve.errors import ConfigError
 from serve.graphs.datasets import TABLE_4
 from tests.cluster.pools import POOL
@@ -184,10 +185,14 @@ def test_each_server_of_this_machine_takes_a_line_of_the_parts(tmp_path):
         pool = pool_of("one", path, [], str(count), "127.0.0.1", 8000, 1.0, 0.0, "1h")
         return parts_of_local(pool)
 
-    assert parts(2) == [
-        ("cluster.rows.listen=127.0.0.1:8005", "cluster.rows.part=0"),
-        ("cluster.rows.listen=127.0.0.1:8006", "cluster.rows.part=1"),
-    ]
+    # Whatever the file says of one server's address, each has its own.
+    path.write_text(
+        path.read_text().replace("servers_file", 'address = "10.0.0.1:1"\nservers_file')
+    )
+    for number, settings in enumerate(parts(2)):
+        rows = load_config(path, settings_of({}, settings)).cluster.rows
+        own = f"127.0.0.1:{8005 + number}"
+        assert (rows.listen, rows.address, rows.part) == (own, own, number)
     with pytest.raises(ConfigError, match=r"--local 3: .* names 2 servers"):
         parts(3)
     path.write_text(path.read_text().replace("servers_file", "# servers_file"))
