@@ -20,9 +20,11 @@ from serve.models.repository import ModelSpec
 TOLERANCE = 1e-4
 #: Nodes and pairs behind a graph's last ones.
 _SPARE_NODES, _SPARE_EDGES = 7, 19
-#: What is tried in spare room as a float: first what is there at serving, then a number that no
-#: comparison overlooks; float16 holds it.
-_SPARE_FLOATS = (math.nan, 1e4)
+#: What is in spare room as a float, and a number that no comparison overlooks; float16 holds it.
+_SPARE_FLOAT, _OTHER_FLOAT = math.nan, 1e4
+#: Spare nodes, and the floats in spare room, that are tried. Where a graph fills a bucket's nodes,
+#: spare pairs that are taken for indices from the end would reach its own last node.
+_TRIED = ((_SPARE_NODES, _SPARE_FLOAT), (0, _SPARE_FLOAT), (_SPARE_NODES, _OTHER_FLOAT))
 
 Inputs = dict[str, torch.Tensor]
 
@@ -103,9 +105,9 @@ def needs_exact_sizes(loaded: LoadedModel, signature: Signature) -> str:
                 expected = loaded.outputs(inputs)
             except Exception:
                 continue
-            for number in _SPARE_FLOATS:
+            for nodes, number in _TRIED:
                 try:
-                    found = loaded.outputs(_with_spare_room(inputs, sizing, number))
+                    found = loaded.outputs(_with_spare_room(inputs, sizing, nodes, number))
                 except Exception as error:
                     return f"on a graph that is {name} it raises {type(error).__name__}: {error}"
                 if not all(map(_agree_but_for_room, found, expected)):
@@ -114,9 +116,7 @@ def needs_exact_sizes(loaded: LoadedModel, signature: Signature) -> str:
     return "" if compared else "it answers no probe graph"
 
 
-def spare_value(
-    sized: SizedInput, dtype: torch.dtype, number: float = _SPARE_FLOATS[0]
-) -> float | int:
+def spare_value(sized: SizedInput, dtype: torch.dtype, number: float = _SPARE_FLOAT) -> float | int:
     """Return what an input holds behind a graph's last nodes and pairs.
 
     Indices point to no node (``kernels.NO_EDGE``), floats are `number`, and all else is 0.
@@ -142,14 +142,20 @@ def _agree_but_for_room(found: torch.Tensor, expected: torch.Tensor) -> bool:
     )
 
 
-def _with_spare_room(inputs: Inputs, sizing: Sizing, number: float) -> Inputs:
-    """Return the inputs with nodes and pairs more, whose floats are `number`."""
+def _with_spare_room(inputs: Inputs, sizing: Sizing, nodes: int, number: float) -> Inputs:
+    """Return the inputs with so many nodes more of each kind, and pairs; their floats are `number`.
+
+    Of a kind without nodes there are always spare ones, as no bucket is empty.
+    """
     found = dict(inputs)
     for name, sized in sizing.inputs.items():
         if (value := inputs.get(name)) is None:
             continue
         shape = list(value.shape)
-        shape[sized.axis] = _SPARE_NODES if sized.symbol in sizing.nodes else _SPARE_EDGES
+        if sized.symbol not in sizing.nodes:
+            shape[sized.axis] = _SPARE_EDGES
+        else:
+            shape[sized.axis] = nodes if shape[sized.axis] else _SPARE_NODES
         more = torch.full(shape, spare_value(sized, value.dtype, number), dtype=value.dtype)
         found[name] = torch.cat([value, more], dim=sized.axis)
     return found

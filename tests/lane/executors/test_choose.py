@@ -186,6 +186,13 @@ def by_counting(x, edge_index):
     return (x[:, :1] > 0).sum()
 
 
+def by_marking(x, edge_index):
+    """Marks nodes with an edge; -1 is the last node, as torch indexes."""
+    seen = torch.zeros(len(x), 1)
+    seen[edge_index[1]] = 1
+    return seen
+
+
 class Centred(torch.nn.Module):
     """A layer whose answers depend on all nodes, whether there are edges between them or not."""
 
@@ -206,6 +213,7 @@ class Centred(torch.nn.Module):
         (Centred, {}, False),
         (lambda: Lopsided(by_scatter), {}, False),
         (lambda: Lopsided(by_counting), {}, False),
+        (lambda: Lopsided(by_marking), {}, False),
         # Devices run it by PyG's code, which reads the edges itself.
         (
             lambda: GINEConv(torch.nn.Linear(12, 3), edge_dim=4),
@@ -220,6 +228,7 @@ class Centred(torch.nn.Module):
         "of all nodes",
         "reads edges itself",
         "counts nodes",
+        "marks nodes",
         "not on devices",
     ],
 )
