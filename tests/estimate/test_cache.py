@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from serve.errors import ConfigError
+from serve.estimate.calibration import FORMAT, Calibration
 from serve.models import cache as cache_module
 from serve.models.cache import CalibrationCache, require_own
 from serve.models.cache_pruning import hold, prune
@@ -40,6 +41,18 @@ def test_another_executor_device_thread_count_allocator_or_version_is_another_ke
     assert CalibrationCache(folder, compiles=True).get("abc") is None
     monkeypatch.setattr(cache_module, "_versions", lambda: ["torch 99"])
     assert CalibrationCache(folder).get("abc") is None
+
+
+def test_a_change_of_what_is_stored_has_a_new_format():
+    """Without one, what an older version never measured would be read as 0 or empty.
+
+    Whoever changes the fields raises ``FORMAT``, and changes both here.
+    """
+    fields = (
+        "format model executor device threads memory time executor_reason replay_most load_ns "
+        "busy_share replay_any_size gather_threads replay_reason"
+    )
+    assert (FORMAT, " ".join(Calibration.__struct_fields__)) == (16, fields)
 
 
 def test_a_new_calibration_replaces_the_old_and_leaves_nothing_else(cache, tmp_path, calibration):
