@@ -394,6 +394,11 @@ class Config(Section, frozen=True):
     #: The file itself; None for a configuration without one. Not a key of the file.
     file: Path | None = None
 
+    @property
+    def shares_graphs(self) -> bool:
+        """True when there are graphs that are shared out over several servers."""
+        return any(graph.parts is not None for graph in self.graph)
+
     def cache_path(self) -> Path:
         """Return the folder of the calibration cache, in the user's cache folder by default."""
         if self.models.cache is not None:

@@ -155,7 +155,7 @@ class Replica:
     @property
     def needs_seat(self) -> bool:
         """True when it serves graphs that are shared out: it has to `sit` before it starts."""
-        return any(graph.parts is not None for graph in self._config.graph)
+        return self._config.shares_graphs
 
     def seat_asked(self, machine: str) -> SeatAsked:
         """Return what to ask for a seat with, for the server of a machine of that name."""
@@ -316,8 +316,7 @@ def require_reachable(config: Config, host: str) -> None:
             "where the network is trusted, server.insecure = true"
         )
     rows_host = (config.cluster.rows.listen or "").rpartition(":")[0]
-    shares = any(graph.parts is not None for graph in config.graph)
-    if shares and is_loopback(rows_host) and not is_loopback(host):
+    if config.shares_graphs and is_loopback(rows_host) and not is_loopback(host):
         raise ConfigError(
             f"cluster.rows.listen: '{rows_host}' is reached by its own machine alone, and the "
             f'machine is {host} to others; listen at "0.0.0.0:PORT", with cluster.rows.key_file'

@@ -78,7 +78,7 @@ def check_config(
     report.gather(lambda: _wrong_tokens(config), where)
     report.gather(lambda: _wrong_certificates(config), where)
     report.gather(lambda: _wrong_graphs(config, report), where)
-    report.gather(lambda: _wrong_rows(config), where)
+    report.gather(lambda: _wrong_rows(config, report, where), where)
     report.gather(lambda: _wrong_cache(config), where)
     if not os.access(_nearest_existing(config.cache_path()), os.W_OK):
         report.warnings.append(
@@ -164,28 +164,38 @@ def _wrong_certificates(config: Config) -> Iterator[str]:
     yield from ()
 
 
-def _wrong_rows(config: Config) -> Iterator[str]:
-    """Yield what keeps features from being shared out; raises ConfigError for its files."""
+def _wrong_rows(config: Config, report: CheckReport, where: str) -> Iterator[str]:
+    """Yield what keeps graphs from being shared out; raises ConfigError for the files."""
     rows = config.cluster.rows
-    if rows.listen is None or rows.servers_file is None:
+    if rows.listen is None or not config.shares_graphs:
         return
     if find_spec("zmq") is None:
         yield "cluster.rows: pyzmq is not installed: pip install 'gnnserve[cluster]'"
     if rows.key_file is not None:
         read_key(config.path(rows.key_file))
+    known = {
+        graph.name: np.unique(read_parts(config.path(graph.parts)))
+        for graph in config.graph
+        if graph.parts is not None and config.path(graph.parts).exists()
+    }
+    for name, parts in known.items():
+        if rows.part > parts[-1]:
+            yield f"cluster.rows.part is {rows.part}, and graph '{name}' has parts 0 to {parts[-1]}"
+    if rows.servers_file is None:
+        report.warnings.append(
+            f"{where}cluster.rows.servers_file is missing: `gnnserve cluster up` writes one for"
+            " servers on Ray, and `gnnserve serve` does not start without"
+        )
+        return
     stores = read_stores(config.path(rows.servers_file))
     if (address := rows.address or rows.listen) not in stores:
         yield (
             f"cluster.rows.servers_file: it does not name this server, {address}; see"
             " cluster.rows.address"
         )
-    held = stores.values()
-    for graph in config.graph:
-        if graph.parts is None or not config.path(graph.parts).exists():
-            continue
-        parts = np.unique(read_parts(config.path(graph.parts)))
-        for part in parts[~np.isin(parts, [*held, rows.part])].tolist():
-            yield f"cluster.rows.servers_file: no server holds part {part} of graph '{graph.name}'"
+    for name, parts in known.items():
+        for part in parts[~np.isin(parts, [*stores.values(), rows.part])].tolist():
+            yield f"cluster.rows.servers_file: no server holds part {part} of graph '{name}'"
 
 
 def _cannot_write(path: Path) -> str:

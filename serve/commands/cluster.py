@@ -119,7 +119,7 @@ def parts_of_local(pool: Pool) -> list[tuple[str, ...]]:
     """
     config = load_config(Path(pool.spec.config), settings_of({}, pool.spec.settings))
     servers_file = config.cluster.rows.servers_file
-    if all(graph.parts is None for graph in config.graph):
+    if not config.shares_graphs:
         return [()] * pool.replicas
     if servers_file is None:
         raise ConfigError(

@@ -444,7 +444,7 @@ def _shared_rows(config: Config) -> "SharedRows | None":
     Raises ConfigError.
     """
     rows = config.cluster.rows
-    if rows.listen is None:
+    if rows.listen is None or not config.shares_graphs:
         return None
     if rows.servers_file is None:
         raise ConfigError(

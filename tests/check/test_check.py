@@ -10,6 +10,7 @@ import sys
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -467,6 +468,32 @@ def test_files_of_access_are_read(config, without_models):
     tokens_error, certificate_error = check_config(config, nothing_told, fast=True).errors
     assert f"auth.tokens_file: {tokens}: cannot be read: No such file" in tokens_error
     assert f"server.tls.client_ca: {authority.certificate}: " in certificate_error
+
+
+def test_what_shares_out_graphs_is_read_without_a_file_of_servers(config, monkeypatch):
+    """As for servers on Ray, which are given one."""
+    folder = config.parent
+    np.save(folder / "parts.npy", np.array([0, 1]))
+    (folder / "graph").mkdir()
+    rows = '[cluster.rows]\nlisten = "127.0.0.1:8005"\nkey_file = "rows.key"\n'
+    graph = '[[graph]]\nname = "papers"\nfile = "graph"\nparts = "parts.npy"\n'
+    config.write_text(f"{config.read_text()}\n{rows}{graph}")
+    (error,) = check_config(config, nothing_told, fast=True).errors
+    assert f"{folder / 'rows.key'}: cannot be read" in error
+    (folder / "rows.key").write_text("0123456789abcdef")
+    (folder / "rows.key").chmod(0o600)
+    found = check_config(config, nothing_told, fast=True)
+    assert found.errors == []
+    assert any("servers_file is missing" in warning for warning in found.warnings)
+    config.write_text(config.read_text().replace("key_file", "part = 2\nkey_file"))
+    monkeypatch.setattr(checks, "find_spec", lambda _: None)
+    no_zmq, no_part = check_config(config, nothing_told, fast=True).errors
+    assert "pyzmq is not installed" in no_zmq
+    assert "cluster.rows.part is 2, and graph 'papers' has parts 0 to 1" in no_part
+    (folder / "parts.npy").write_bytes(b"none")
+    assert (
+        "parts.npy: not a readable array" in check_config(config, nothing_told, fast=True).errors[1]
+    )
 
 
 def test_a_name_that_nobody_answers_for_is_not_waited_for(config, without_models, monkeypatch):

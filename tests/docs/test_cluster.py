@@ -159,6 +159,8 @@ def test_servers_on_ray_need_no_file_of_servers_and_others_do(tmp_path):
     assert config.cluster.rows.log == "/shared/changes.log"
     with pytest.raises(ConfigError, match=r"cluster\.rows\.servers_file is missing"):
         _shared_rows(config)
+    (tmp_path / "gnnserve.toml").write_text(section)
+    assert _shared_rows(load_config(tmp_path / "gnnserve.toml")) is None  # nothing is shared out
 
 
 @pytest.mark.parametrize(
