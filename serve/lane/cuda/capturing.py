@@ -18,6 +18,7 @@ from serve.lane.cuda.placed_model import PlacedModel
 from serve.lane.cuda.queues import Queue
 from serve.lane.cuda.replays import FixedRun, NoRoom, RunInput
 from serve.lane.cuda.streams import StreamKind
+from serve.lane.error_text import told
 from serve.lane.measure.probe_graphs import counts_for, inputs_for
 from serve.lane.measure.where_measured import Site
 from serve.lane.models.loader import LoadedModel
@@ -111,14 +112,14 @@ def replay_most(
     site: Site,
     *,
     any_size: bool = False,
-) -> int:
+) -> tuple[int, str]:
     """Return the sum of nodes and edges up to which replaying saves 5 % or more of launching.
 
-    A race over rising sizes decides; with `any_size`, it is run with the most room to spare.
-    Returns 0 when even the smallest gains nothing, or when runs cannot be captured or give other
-    answers.
+    A race over rising sizes decides; with `any_size`, it is run with the most room to spare. The
+    sum is 0, and the text says why, when even the smallest gains nothing, or when runs cannot be
+    captured or give other answers.
     """
-    most, spec = 0, model.spec
+    most, why, spec = 0, "", model.spec
     for size in _SIZES:
         inputs = site.stage(inputs_for(spec, signature, counts_for(spec, *size)))
         shapes = [
@@ -133,14 +134,15 @@ def replay_most(
         try:
             run = recorder.capture(model, shapes)
         except Exception as error:
-            _log.info("model %s: runs are not captured: %s", model.spec.key, error)
-            return most
+            why = told(error)
+            _log.info("model %s: runs of %d nodes are not captured: %s", spec.key, size[0], why)
+            break
         try:
             expected = model.outputs(inputs)
             answers = [output.shape for output in expected]
             if not all(map(_agree, recorder.replay(run, inputs, answers), expected)):
-                _log.warning("model %s: captured runs give other answers", model.spec.key)
-                return 0
+                _log.warning("model %s: captured runs give other answers", spec.key)
+                return 0, "they give other answers"
             times = {"launched": [0] * _ROUNDS, "replayed": [0] * _ROUNDS}
             for number in range(_ROUNDS):
                 times["launched"][number] = site.time_ns(partial(model.outputs, inputs))
@@ -150,11 +152,12 @@ def replay_most(
         finally:
             run.captured.forget()
         share = min(times["replayed"]) / max(1, min(times["launched"]))
-        _log.info("model %s: replayed runs of %d nodes take %.2f", model.spec.key, size[0], share)
+        _log.info("model %s: replayed runs of %d nodes take %.2f", spec.key, size[0], share)
         if share > _WORTH:
+            why = f"they take {share:.2f} of the time of launched ones"
             break
         most = sum(counts.values())
-    return most
+    return most, "" if most else why
 
 
 def _agree(found: torch.Tensor, expected: torch.Tensor) -> bool:

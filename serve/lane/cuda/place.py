@@ -335,7 +335,9 @@ class CudaPlace:
             reason = f"captured for exact sizes only: {why}" if why else ""
         any_size = trial is not None and not reason
         recorder = self._recurring.recorder
-        most = replay_most(model, signature, recorder, site, any_size=any_size)
+        most, why_none = replay_most(model, signature, recorder, site, any_size=any_size)
+        if not most:
+            return Replaying(reason=f"runs are not captured: {why_none}")
         return Replaying(most, any_size, reason)
 
     def gather_threads(self, signature: Signature) -> int:

@@ -9,6 +9,7 @@ from serve.lane.cuda.capturing import Recorder, replay_most
 from serve.lane.cuda.placed_model import PlacedModel, load_on
 from serve.lane.cuda.queues import HostQueue
 from serve.lane.cuda.replays import NoRoom
+from serve.lane.cuda.streams import StreamKind
 from serve.lane.measure.probe_signature import probe_inputs, probe_signature
 from serve.lane.measure.where_measured import Processor
 from tests.written_models import written_gcn
@@ -101,20 +102,32 @@ class Timed(Processor):
 def test_the_largest_size_that_gains_five_per_cent_is_the_limit(model):
     signature, recorder = probe_signature(model), Recorder(HostQueue(), None)
     site = Timed(0.5, 0.94, 0.96)
-    assert replay_most(model, signature, recorder, site) == 128 + 1_024
+    assert replay_most(model, signature, recorder, site) == (128 + 1_024, "")
     assert site._times == []
-    assert replay_most(model, signature, recorder, Timed(0.99)) == 0
+    found = replay_most(model, signature, recorder, Timed(0.99))
+    assert found == (0, "they take 0.99 of the time of launched ones")
 
 
-def test_what_cannot_be_captured_is_not_raced(model, caplog):
+def test_what_cannot_be_captured_is_not_raced(model):
     class Breaking(HostQueue):
         def capture(self, work):
             raise RuntimeError("operation not permitted when stream is capturing")
 
-    caplog.set_level("INFO")
-    found = replay_most(model, probe_signature(model), Recorder(Breaking(), None), Timed())
-    assert found == 0
-    assert "not permitted" in caplog.text
+    most, why = replay_most(model, probe_signature(model), Recorder(Breaking(), None), Timed())
+    assert most == 0
+    assert "not permitted" in why
+
+
+def test_larger_sizes_that_have_no_room_are_left_out(model):
+    class Small(Recorder):
+        def capture(self, model, inputs, kind=StreamKind.ORDINARY):
+            inputs = list(inputs)
+            if inputs[0][2][0] > 16:
+                raise NoRoom("they need more memory than captured runs have")
+            return super().capture(model, inputs, kind)
+
+    signature, recorder = probe_signature(model), Small(HostQueue(), None)
+    assert replay_most(model, signature, recorder, Timed(0.5)) == (16 + 64, "")
 
 
 def test_a_capture_that_gives_other_answers_is_not_used(model, caplog):
@@ -123,5 +136,5 @@ def test_a_capture_that_gives_other_answers_is_not_used(model, caplog):
             """As if the model had read its inputs when it was captured."""
 
     found = replay_most(model, probe_signature(model), Recorder(Stale(), None), Timed())
-    assert found == 0
+    assert found == (0, "they give other answers")
     assert "captured runs give other answers" in caplog.text

@@ -199,18 +199,23 @@ def test_unloading_forgets_its_runs(rig, spec, launches):
 
 
 def test_calibration_tells_up_to_which_size_replaying_gains(rig, spec, monkeypatch):
-    raced = []
+    raced, results = [], [(1152, ""), (0, "they give other answers")]
 
     def race(model, signature, recorder, site, *, any_size):
         raced.append((model.executor, recorder, any_size))
-        return 1152
+        return results.pop(0)
 
     monkeypatch.setattr("serve.lane.cuda.place.replay_most", race)
     said = rig.lane._probe(ProbeModel(spec, 0.1, 64 << 20, "csr"))
     found = msgspec.msgpack.decode(said.calibration, type=Calibration)
     # The executor that was chosen, in the lane's own memory.
     assert raced == [("csr", rig.place._recurring.recorder, True)]
-    assert (found.replay_most, found.replay_any_size) == (1152, True)
+    assert (found.replay_most, found.replay_any_size, found.replay_reason) == (1152, True, "")
+
+    said = rig.lane._probe(ProbeModel(spec, 0.1, 64 << 20, "eager"))
+    found = msgspec.msgpack.decode(said.calibration, type=Calibration)
+    assert (found.replay_most, found.replay_any_size) == (0, False)
+    assert found.replay_reason == "runs are not captured: they give other answers"
 
 
 def test_a_device_without_memory_for_it_captures_nothing(spec, launches):
