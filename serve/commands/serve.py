@@ -374,7 +374,8 @@ class Application:
 def spare_stdout(printed: PrintedLines) -> Iterator[Callable[[], None]]:
     """Send what this process prints to the log, and yield what says `ready` on standard output.
 
-    Processes that it starts meanwhile print to the log too.
+    Processes that it starts meanwhile print to the log too. The first fork server was started
+    before, and prints to standard error.
     """
     sys.stdout.flush()
     with os.fdopen(os.dup(1), "w") as stdout:

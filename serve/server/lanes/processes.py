@@ -67,7 +67,10 @@ def log_printed(lines: PrintedLines | None) -> None:
 
 @contextmanager
 def fork_server() -> Iterator[None]:
-    """Start the fork server before it is needed; at the end, end it and all that it started."""
+    """Start the fork server before it is needed; at the end, end it and all that it started.
+
+    What it prints itself goes to standard error as it is: nothing reads it for the log yet.
+    """
     # Ctrl-C at the start is told when signals are unblocked: by then there is a process to end.
     try:
         # Where the system has no room for it now, `start` tries again.
