@@ -77,10 +77,20 @@ def new_private_file(path: Path) -> int:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Have `data` in the file at `path`, so that no reader sees a part; raises OSError."""
+    """Have `data` in the file at `path`, so that no reader sees a part; raises OSError.
+
+    A loss of power leaves the file as it was, or as it is to be.
+    """
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as made:
-        made.write(data)
-    os.replace(made.name, path)
+        try:
+            made.write(data)
+            made.flush()
+            os.fsync(made.fileno())
+            os.replace(made.name, path)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(made.name)
+            raise
 
 
 def remove_tree(folder: Path) -> None:

@@ -1,12 +1,14 @@
 """What a cluster has on its entry machine: the registry of its servers, and the front it feeds."""
 
 import dataclasses
+import logging
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -21,6 +23,10 @@ from serve.config_settings import settings_of
 from serve.core.cluster.seats import OwnSeat, Seat, SeatAsked, Seats
 from serve.errors import ConfigError
 from serve.files import replace_file
+from serve.undecodable import UNDECODABLE
+
+_log = logging.getLogger(__name__)
+_Kind = TypeVar("_Kind")
 
 _LOOK_S = 0.1
 _END_S = 15.0
@@ -53,13 +59,12 @@ class Coordinator:
         self._seats: Seats | None = None
         self._seated: list[Seat] | None = None
         known: list[Announcement] = []
-        if self._pool_file.exists():
-            pool = msgspec.json.decode(self._pool_file.read_bytes(), type=Pool)
+        pool = _read(self._pool_file, Pool)
+        if pool is not None:
             self._rollout = Rollout(pool, time.monotonic_ns())
-            if self._known_file.exists():
-                known = msgspec.json.decode(self._known_file.read_bytes(), type=list[Announcement])
+            known = _read(self._known_file, list[Announcement]) or []
             if pool.parts:
-                self._seats = Seats(pool.parts, self._read_seats(), time.monotonic_ns())
+                self._seats = self._known_seats(pool.parts)
         lease_s = 3600.0 if self._rollout is None else self._rollout.pool.spec.lease_s
         self._registry = Registry(lease_s, known, time.monotonic())
         self._problem = ""
@@ -79,7 +84,7 @@ class Coordinator:
                     self._front.end(_END_S)
                 self._rollout.keep(pool, now_ns)
             if pool.parts and self._seats is None:
-                self._seats = Seats(pool.parts)
+                self._seats = self._known_seats(pool.parts)
             self._write(pool)
 
     def pool(self) -> Pool:
@@ -212,10 +217,9 @@ class Coordinator:
             replace_file(self._pool_file, msgspec.json.encode(pool))
             self._kept = pool
 
-    def _read_seats(self) -> list[Seat]:
-        if not self._seats_file.exists():
-            return []
-        return msgspec.json.decode(self._seats_file.read_bytes(), type=list[Seat])
+    def _known_seats(self, parts: int) -> Seats:
+        known = _read(self._seats_file, list[Seat]) if self._seats_file.exists() else []
+        return Seats(parts, known, time.monotonic_ns())
 
     def _write_seats(self, seats: Seats) -> None:
         known = [dataclasses.replace(seat, until_ns=0) for seat in seats.known()]
@@ -261,6 +265,17 @@ class Coordinator:
         if (key_file := _key_file(pool)) is not None:
             command += ["--key-file", str(key_file)]
         self._front.start(command, pool.endpoint, pool.spec.lease_s)
+
+
+def _read(file: Path, kind: type[_Kind]) -> _Kind | None:
+    """Return what a file of the cluster's state holds; None where there is none, or no such."""
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=kind)
+    except FileNotFoundError:
+        return None
+    except UNDECODABLE as error:
+        _log.error("%s is left out: %s", file, error)
+        return None
 
 
 def _key_file(pool: Pool) -> Path | None:

@@ -288,6 +288,26 @@ def test_servers_of_shared_graphs_get_parts_that_a_coordinator_remembers(tmp_pat
         coordinator.end()
 
 
+@pytest.mark.parametrize("lost", ["pool", "known", "seats"])
+def test_a_coordinator_starts_with_a_file_that_lost_power_emptied(tmp_path, monkeypatch, lost):
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(Coordinator, "_keep_front", lambda self, pool: None)
+    pool = msgspec.structs.replace(POOL, parts=1, replicas=1)
+    for name, said in (("pool", pool), ("known", [announced("a")]), ("seats", [])):
+        file = tmp_path / "c" / f"{name}.json"
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(b"" if name == lost else msgspec.json.encode(said))
+    coordinator = Coordinator("c", lambda pool: None)
+    try:
+        coordinator.keep(pool)
+        given = coordinator.take_seat(SeatAsked("a", "a:5", has_log=False))
+        # Who had the log is forgotten with the seats.
+        assert isinstance(given, str) == (lost == "seats")
+        assert isinstance(coordinator.take_seat(SeatAsked("a", "a:5", has_log=True)), SeatGiven)
+    finally:
+        coordinator.end()
+
+
 def test_a_server_starts_with_the_part_that_it_was_given(tmp_path, monkeypatch):
     started = []
     monkeypatch.setattr(Supervised, "start", lambda _, command, *rest: started.append(command))

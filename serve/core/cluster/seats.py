@@ -62,11 +62,16 @@ class OwnSeat:
 class Seats:
     """The seats of one cluster. Pure, not thread-safe."""
 
-    def __init__(self, parts: int, known: Sequence[Seat] = (), now_ns: int = 0) -> None:
-        """Share out so many parts; `known` are seats of before, whose servers are to be heard."""
+    def __init__(self, parts: int, known: Sequence[Seat] | None = (), now_ns: int = 0) -> None:
+        """Share out so many parts.
+
+        `known` are seats of before, whose servers are to be heard. None: there were some, and
+        nothing is known of them any more.
+        """
         self._parts = parts
+        self._forgot = known is None
         self._taken = {
-            seat.number: replace(seat, until_ns=now_ns + START_NS) for seat in known
+            seat.number: replace(seat, until_ns=now_ns + START_NS) for seat in known or ()
         }  # fmt: skip
 
     def part_of(self, number: int) -> int:
@@ -166,7 +171,7 @@ class Seats:
         given = Seat(number, asked.machine, asked.address, now_ns + START_NS)
         last = self._taken.get(number)
         if last is None:
-            return given
+            return replace(given, used=self._forgot)
         given = replace(given, used=last.used or last.ready, before=last.before)
         if last.address == asked.address:
             return replace(given, ready=last.ready)
@@ -176,7 +181,7 @@ class Seats:
 
     def _may_have_changes(self) -> bool:
         """Return True when servers, which may all be lost by now, may have made changes."""
-        return any(one.ready or one.used for one in self._taken.values())
+        return self._forgot or any(one.ready or one.used for one in self._taken.values())
 
     def _live(self, now_ns: int) -> Iterator[Seat]:
         return (one for one in self._taken.values() if one.is_live(now_ns))

@@ -139,6 +139,14 @@ def test_a_log_is_not_forgotten_with_a_server_that_had_it_and_was_not_ready():
     assert seats.take(asked("a"), 1, 2 * START_NS).number == 0
 
 
+def test_where_all_is_forgotten_no_log_is_begun():
+    seats = Seats(1, None)
+    assert seats.take(asked("a", has_log=False), 2, 0).number == 1
+    assert isinstance(seats.take(asked("b", has_log=False), 2, 0), str)
+    assert isinstance(Seats(1, seats.known()).take(asked("b", has_log=False), 2, 0), str)
+    assert seats.take(asked("b"), 2, 0).number == 0
+
+
 def test_where_nobody_was_ready_a_log_is_begun():
     seats = Seats(1)
     seats.take(asked("a"), 1, 0)
