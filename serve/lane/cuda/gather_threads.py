@@ -15,7 +15,7 @@ from serve.lane import clock
 from serve.lane.cuda.arena import LaneMemory
 from serve.lane.cuda.cuda_queue import Pinned
 from serve.lane.cuda.queues import Queue
-from serve.native_cuda import CudaError
+from serve.lane.error_text import told
 
 _log = logging.getLogger(__name__)
 
@@ -41,32 +41,36 @@ def find_threads(queue: Queue, pinned: Pinned, memory: LaneMemory | None, num_fe
     them.
     """
     rows = max(1, _GATHERED_BYTES // (4 * num_features))
-    # Zeros, written, so that every page is there before it is pinned.
-    table = torch.zeros(rows, num_features)
     try:
-        pinned.register(table.data_ptr(), table.nbytes)
-    except CudaError as error:
-        _log.info("how many threads a gather needs is not measured: %s", error)
+        found = fewest_threads(_seconds(queue, pinned, memory, rows, num_features))
+    # Models serve without it. A ``CudaError`` is a RuntimeError.
+    except (RuntimeError, MemoryError) as error:
+        _log.info("how many threads a gather needs is not measured: %s", told(error))
         return 0
-    try:
-        if memory is not None:
-            memory.insert(memory.most_bytes())
-        try:
-            seconds = _seconds(queue, table)
-        finally:
-            if memory is not None:
-                memory.clear()
-    except (CudaError, RuntimeError) as error:
-        _log.info("how many threads a gather needs is not measured: %s", error)
-        return 0
-    finally:
-        pinned.unregister(table.data_ptr())
-    found = fewest_threads(seconds)
     _log.info("rows of %d features are gathered by %d threads", num_features, found)
     return found
 
 
-def _seconds(queue: Queue, table: torch.Tensor) -> dict[int, float]:
+def _seconds(
+    queue: Queue, pinned: Pinned, memory: LaneMemory | None, rows: int, num_features: int
+) -> dict[int, float]:
+    """Return the shortest time of gathering so many rows in random order, by threads."""
+    # Zeros, written, so that every page is there before it is pinned.
+    table = torch.zeros(rows, num_features)
+    pinned.register(table.data_ptr(), table.nbytes)
+    try:
+        if memory is not None:
+            memory.insert(memory.most_bytes())
+        try:
+            return _timed(queue, table)
+        finally:
+            if memory is not None:
+                memory.clear()
+    finally:
+        pinned.unregister(table.data_ptr())
+
+
+def _timed(queue: Queue, table: torch.Tensor) -> dict[int, float]:
     """Return the shortest time of gathering all rows in random order, by threads."""
     ids = torch.randperm(len(table), generator=torch.Generator().manual_seed(0))
     found = dict.fromkeys(THREADS, float("inf"))

@@ -96,6 +96,33 @@ def test_a_gather_that_fails_leaves_nothing_behind(monkeypatch):
     assert memory.said == [f"insert {1 << 30}", "clear"]
 
 
+@pytest.mark.parametrize(
+    ("where", "error"),
+    [
+        ("insert", MemoryError("the device has no bytes left for the task's buffer")),
+        ("unregister", CudaError("an earlier kernel failed")),
+    ],
+)
+def test_whatever_fails_leaves_it_out_alone(monkeypatch, caplog, where, error):
+    memory = Memory()
+
+    def fail(_):
+        raise error
+
+    monkeypatch.setattr(memory, where, fail)
+    caplog.set_level("INFO")
+    assert find_threads(Bus(monkeypatch, memory, 1), memory, memory, 64) == 0
+    assert str(error) in caplog.text
+
+
+def test_where_the_host_has_no_memory_nothing_is_measured(monkeypatch):
+    memory = Memory()
+    bus = Bus(monkeypatch, memory, 1)
+    # No machine has the memory for one row of so many features.
+    assert find_threads(bus, memory, memory, 1 << 55) == 0
+    assert memory.said == []
+
+
 def test_calibration_keeps_what_was_found(tmp_path, monkeypatch):
     spec, asked = written_gcn(tmp_path, ARGS), []
     rig = Rig(replay_bytes=0)
