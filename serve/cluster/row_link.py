@@ -118,7 +118,8 @@ class Link:
         now_ns: int,
     ) -> None:
         piece = wanted.pieces[part]
-        while True:
+        # Others must have their turn, and the time be looked at, whatever a store sends.
+        for _ in range(_MOST_WAITING):
             try:
                 head, *frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
@@ -130,6 +131,8 @@ class Link:
                 return
             if given.number == piece.number:
                 break
+        else:
+            return
         if given.later:
             piece.number, piece.told = 0, given.failure
             piece.again_ns = now_ns + _AGAIN_MS * 1_000_000
