@@ -190,6 +190,8 @@ class SharedColumn(Column):
             return self
         digest = hashlib.blake2b(self.of_rows.changes, digest_size=_DIGEST_BYTES)
         for array in change:
+            # Where one array ends and the next begins: edges that are removed are not edges added.
+            digest.update(f"{array.dtype.str}{array.shape}".encode())
             digest.update(np.ascontiguousarray(array).view(np.uint8).data)
         return replace(self, of_rows=self.of_rows._replace(changes=digest.digest()))
 

@@ -80,3 +80,13 @@ def test_edges_that_cannot_be_shared_out_are_refused(folder):
         ConfigError, match=rf"'edge_index' \[1, 40\] is {NODES}; not in \[0, {NODES}\)"
     ):
         opened(folder, Held())
+
+
+def test_servers_that_made_other_changes_know_it(folder):
+    column = opened(folder, Held()).snapshot.column
+    edges, none = np.array([[1], [2]]), np.empty((2, 0), np.int64)
+    made = [(edges, none), (none, edges), (edges[:, 0], edges[:, :0]), (edges, edges)]
+    digests = [column.noted(*change).of_rows.changes for change in made]
+    assert len(set(digests)) == len(made)
+    assert column.noted(edges.copy(), none).of_rows.changes == digests[0]
+    assert column.noted(none, none) is column
