@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import msgspec
 import zmq
@@ -63,7 +63,7 @@ class SequencerThread(SocketThread):
         self._sequencer = Sequencer()
         #: By server, the connections of its last ask, and of its last submission.
         self._asked: dict[str, bytes] = {}
-        self._submitted: dict[str, tuple[bytes, ChangeSubmission, bytes]] = {}
+        self._submitted: dict[str, bytes] = {}
         self._refusals: dict[str, Refusal] = {}
         #: Submissions by what came of them.
         self.counts: Counter[str] = Counter(dict.fromkeys(("made", "refused"), 0))
@@ -116,19 +116,23 @@ class SequencerThread(SocketThread):
         except (ValueError, *UNDECODABLE):
             return
         if isinstance(message, ChangeSubmission):
-            self._submitted[message.server] = (identity, message, data)
-            self._handle(ChangeSubmitted(message.server, key), now_ns)
+            self._submitted[message.server] = identity
+            event = ChangeSubmitted(message.server, key)
+            self._handle(event, now_ns, lambda: self._log_change(key, message, data, now_ns))
         else:
             self._asked[message.server] = identity
             self._handle(ChangesAsked(*msgspec.structs.astuple(message)), now_ns)
 
-    def _handle(self, event: SequencerEvent, now_ns: int) -> None:
+    def _handle(
+        self, event: SequencerEvent, now_ns: int, log: Callable[[], None] = lambda: None
+    ) -> None:
+        """Do what comes of an event; `log` logs and makes the change that it submits."""
         for command in self._sequencer.handle(event, now_ns):
             match command:
-                case LogChange(server, key):
-                    self._log_change(server, key, now_ns)
+                case LogChange():
+                    log()
                 case RepeatRefusal(server):
-                    self._send(self._submitted[server][0], self._refusals[server])
+                    self._send(self._submitted[server], self._refusals[server])
                 case SendChanges(server, after):
                     head = Changes(after, self._sequencer.number)
                     records = self._log.records(after, BATCH_BYTES)
@@ -136,10 +140,10 @@ class SequencerThread(SocketThread):
                 case RefuseHistory(server, number):
                     self._send(self._asked[server], OtherHistory(number))
                 case ConfirmChange(server, key, number):
-                    self._send(self._submitted[server][0], Confirmation(key, number))
+                    self._send(self._submitted[server], Confirmation(key, number))
 
-    def _log_change(self, server: str, key: bytes, now_ns: int) -> None:
-        identity, message, data = self._submitted[server]
+    def _log_change(self, key: bytes, message: ChangeSubmission, data: bytes, now_ns: int) -> None:
+        server = message.server
         try:
             if self.stuck:
                 raise NotReady(self.stuck)
@@ -152,7 +156,7 @@ class SequencerThread(SocketThread):
         except ServeError as error:
             self.counts["refused"] += 1
             self._refusals[server] = refusal = Refusal.of(key, error)
-            self._send(identity, refusal)
+            self._send(self._submitted[server], refusal)
             self._handle(ChangeRefused(server, key), now_ns)
             return
         except Exception as error:
