@@ -31,9 +31,9 @@ def asked(monkeypatch):
     """How often a process was started to look for the GPU there is."""
     times = []
 
-    def ask():
+    def ask(library):
         times.append(1)
-        return "found " + json.dumps([[0, "Made up", "", 138 * GIB, 139 * GIB]])
+        return "found " + json.dumps([[0, "Made up", "", 138 * GIB, 139 * GIB, "9.0", ""]])
 
     monkeypatch.setattr(probe, "_ask", ask)
     monkeypatch.setattr(probe, "_cuda_of_torch", lambda: "13.0")
