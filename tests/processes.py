@@ -1,5 +1,6 @@
 """A server seen from outside: its ports, its report, its processes."""
 
+import http.client
 import os
 import re
 import urllib.error
@@ -21,12 +22,13 @@ def http_get(server: ServerProcess, path: str) -> tuple[int, str]:
     """Return status and body; status 0 while nobody listens."""
     try:
         url = f"http://127.0.0.1:{server.http_port}{path}"
-        with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
+        try:
+            answer = urllib.request.urlopen(url, timeout=PATIENCE_S)
+        except urllib.error.HTTPError as error:
+            answer = error
+        with answer:
             return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read().decode()
-    except OSError:  # also when it stops listening just then
+    except (OSError, http.client.HTTPException):  # also when it ends just then
         return 0, ""
 
 
