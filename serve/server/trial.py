@@ -1,9 +1,5 @@
 """Trials: a model is built and run once, in a process of its own, without a server."""
 
-import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import TracebackType
 
 from serve.errors import ModelError, NotReady
@@ -11,6 +7,7 @@ from serve.ipc.shared_pool import SharedPool
 from serve.models.model_signature import Signature
 from serve.models.repository import ModelSpec
 from serve.server.lanes.pool import LanePool
+from serve.server.lanes.processes import stdout_as_stderr
 
 #: Time limit of a trial.
 _TRIAL_TIMEOUT_S = 120.0
@@ -41,21 +38,8 @@ class Trials:
         Raises ModelError when any of this fails, ends the process or takes too long.
         """
         try:
-            with _stdout_aside(), self._pool.calibrator() as process:
+            with stdout_as_stderr(), self._pool.calibrator() as process:
                 return process.try_out(spec, _TRIAL_TIMEOUT_S)
         except (NotReady, OSError, EOFError) as error:
             reason = str(error).removesuffix("; see the log")
             raise ModelError(f"model {spec.key}: {reason}") from error
-
-
-@contextmanager
-def _stdout_aside() -> Iterator[None]:
-    """Redirect what processes started meanwhile print to standard error."""
-    sys.stdout.flush()
-    ours = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        yield
-    finally:
-        os.dup2(ours, 1)
-        os.close(ours)

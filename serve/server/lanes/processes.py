@@ -77,7 +77,7 @@ def fork_server() -> Iterator[None]:
         with (
             suppress(OSError),
             _one_at_a_time,
-            _stdout_as_stderr(),
+            stdout_as_stderr(),
             lane_environment(PYTHONSAFEPATH="1"),
         ):
             _ensure_fork_server()
@@ -87,7 +87,7 @@ def fork_server() -> Iterator[None]:
 
 
 @contextmanager
-def _stdout_as_stderr() -> Iterator[None]:
+def stdout_as_stderr() -> Iterator[None]:
     """Have processes that start meanwhile print to standard error alone."""
     sys.stdout.flush()
     stdout = os.dup(1)
