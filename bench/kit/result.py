@@ -70,7 +70,16 @@ def _commit() -> str | None:
 
 
 def _command() -> str:
+    """Return what was asked for, without the file of the result."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
-    if spec is None:
+    if spec is None or "-m" not in sys.orig_argv:
         return shlex.join(["python", *sys.argv])
-    return shlex.join(["python", "-m", spec.name.removesuffix(".__main__"), *sys.argv[1:]])
+    # Some scripts take words off `sys.argv`.
+    words = iter(sys.orig_argv[sys.orig_argv.index("-m") + 2 :])
+    kept = []
+    for word in words:
+        if word == "--out":
+            next(words, None)
+        elif not word.startswith("--out="):
+            kept.append(word)
+    return shlex.join(["python", "-m", spec.name.removesuffix(".__main__"), *kept])
