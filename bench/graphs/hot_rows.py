@@ -16,6 +16,7 @@ the hit rate on further ones is counted for a hot set of a share of all rows, ch
 import argparse
 import os
 import tempfile
+from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -79,25 +80,32 @@ def opened(name: str, data: Path | None, folder: Path) -> ResidentGraph:
     return held(name, parts, options, lambda step, fraction: None)
 
 
-def requests(
-    snapshot: Snapshot, stream: str, learned: int, asked: int
-) -> tuple[list[Nodes], list[Nodes]]:
-    """Return the rows gathered by requests to learn from, and by those after them."""
-    rng = np.random.default_rng(1)
+def drawing(
+    snapshot: Snapshot, stream: str, ids: int, fanouts: Sequence[int], rng: np.random.Generator
+) -> Callable[[int], Nodes]:
+    """Return what draws the nodes of a request by its number, for `any` ids or by Zipf's law."""
     popularity = 1 / np.arange(1, snapshot.num_nodes + 1)
     order = rng.permutation(snapshot.num_nodes)
+    weights = popularity / popularity.sum()
 
     def draw(number: int) -> Nodes:
         if stream == "any":
-            ids = rng.integers(0, snapshot.num_nodes, IDS)
+            chosen = rng.integers(0, snapshot.num_nodes, ids)
         else:
-            ids = order[rng.choice(snapshot.num_nodes, IDS, p=weights)]
-        sample = snapshot.sample(ids, FANOUTS, number)
+            chosen = order[rng.choice(snapshot.num_nodes, ids, p=weights)]
+        sample = snapshot.sample(chosen, fanouts, number)
         nodes = np.empty(sample.num_nodes, np.int64)
         sample.write_nodes(nodes)
         return nodes
 
-    weights = popularity / popularity.sum()
+    return draw
+
+
+def requests(
+    snapshot: Snapshot, stream: str, learned: int, asked: int
+) -> tuple[list[Nodes], list[Nodes]]:
+    """Return the rows gathered by requests to learn from, and by those after them."""
+    draw = drawing(snapshot, stream, IDS, FANOUTS, np.random.default_rng(1))
     drawn = [draw(number) for number in range(learned + asked)]
     return drawn[:learned], drawn[learned:]
 

@@ -19,9 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.graphs.hot_rows import opened
+from bench.graphs.hot_rows import drawing, opened
 from bench.kit.script import Script, Table
-from serve.graphs.csr import Ids
 from serve.graphs.partition import Parts, hottest, partition
 from serve.graphs.snapshot import Snapshot
 
@@ -72,20 +71,7 @@ def counts_of(
 ) -> dict[str, float]:
     """Return nodes of a request, the shares of them fetched, and servers asked, by copies kept."""
     rng = np.random.default_rng(seed)
-    order = rng.permutation(snapshot.num_nodes)
-    popularity = 1 / np.arange(1, snapshot.num_nodes + 1)
-    popularity /= popularity.sum()
-
-    def draw(number: int) -> Ids:
-        if asked_for == "any":
-            chosen = rng.integers(0, snapshot.num_nodes, ids)
-        else:
-            chosen = order[rng.choice(snapshot.num_nodes, ids, p=popularity)]
-        sample = snapshot.sample(chosen, FANOUTS, number)
-        nodes = np.empty(sample.num_nodes, np.int64)
-        sample.write_nodes(nodes)
-        return nodes
-
+    draw = drawing(snapshot, asked_for, ids, FANOUTS, rng)
     uses = np.zeros((PARTS, snapshot.num_nodes), np.int64)
     for number in range(learned):
         uses[rng.integers(PARTS), draw(number)] += 1
