@@ -6,7 +6,7 @@ given back. What kernels take besides is measured. What stays from step to step,
 two moments, is counted.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -25,9 +25,13 @@ LABELLED = 0.5
 #: Nodes and edges of traced graphs, both varied independently.
 _TRACED = ((60, 150), (60, 600), (90, 150), (130, 900), (200, 400), (60, 40), (200, 120))
 _LARGER = tuple((8 * nodes, 8 * edges) for nodes, edges in _TRACED)
-#: Edges a node, and bytes, of the graphs on which all that kernels hold is measured.
+#: Edges a node, most bytes, and most and fewest nodes, of the graphs on which all that kernels hold
+#: is measured. Where weights are large, they may take a multiple of what a step takes whatever the
+#: graph: on smaller ones, that would decide.
 _HELD_RATIOS = (0.5, 2.0, 8.0, 32.0)
 _HELD_BYTES = 12 << 20
+_HELD_CONSTANTS = 3
+_HELD_MOST, _HELD_LEAST = 1_000_000, 16
 #: Factor on what a step takes, as on requests (``estimator.SAFETY_FACTOR``).
 SAFETY_FACTOR = 1.03
 
@@ -78,13 +82,19 @@ def fit_step(
     held: list[tuple[int, int, int]] = []
     for ratio in _HELD_RATIOS if meter is not None else ():
         assert meter is not None
-        nodes = 1_000_000
-        while peak_at(planes, nodes, int(ratio * nodes)) > _HELD_BYTES:
-            nodes = nodes * 7 // 8
-        size = nodes, int(ratio * nodes)
+        size = _measured_size(planes, ratio)
         made = made_up(*size, features, classes)
         held.append((*size, meter.held_by(partial(step.run, *made))))
     return StepFit(step.persistent_bytes(), planes, fit_held(held) if held else (), problem)
+
+
+def _measured_size(planes: Sequence[Linear], ratio: float) -> tuple[int, int]:
+    """Return nodes and edges of a graph on which what kernels hold is measured."""
+    most_bytes = max(_HELD_BYTES, _HELD_CONSTANTS * peak_at(planes, 0, 0))
+    nodes = _HELD_MOST
+    while nodes > _HELD_LEAST and peak_at(planes, nodes, int(ratio * nodes)) > most_bytes:
+        nodes = nodes * 7 // 8
+    return nodes, int(ratio * nodes)
 
 
 def made_up(num_nodes: int, num_edges: int, features: int, classes: int) -> Made:

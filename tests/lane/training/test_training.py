@@ -22,6 +22,7 @@ from serve.ipc.messages import (
 )
 from serve.lane.training import job as training
 from serve.lane.training.checkpoint import load_checkpoint, save_checkpoint
+from serve.lane.training.measure import fit_step
 from serve.lane.training.stack import stack_of
 from serve.lane.training.step import TrainingGraph, TrainStep
 from serve.models import zoo
@@ -201,3 +202,36 @@ def test_a_training_that_diverges_leaves_no_weights(folder, tmp_path, rate, step
     assert isinstance(end, JobStopped)
     assert f"is no number; the learning rate is {rate}" in end.message
     assert not (tmp_path / "job" / "shared" / "weights.safetensors").exists()
+
+
+class Heavy(nn.Module):
+    """A model whose gradients alone are larger than what a measured graph may take."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = GCNConv(4, 1_800), GCNConv(1_800, 3)
+        self.middle = nn.Linear(1_800, 1_800)
+
+    def forward(self, x, edge_index):
+        return self.last(self.middle(self.first(x, edge_index)), edge_index)
+
+
+class Held:
+    """A meter that notes the nodes of what it is to measure."""
+
+    def __init__(self):
+        self.runs = []
+
+    def held_by(self, run):
+        run()
+        self.runs.append(run.args[0]["x"].shape[0])
+        return 1 << 20
+
+
+def test_what_kernels_hold_is_measured_whatever_the_weights_take():
+    meter = Held()
+    fit = fit_step(TrainStep(Heavy(), ("x", "edge_index"), 0.01), 4, 3, meter)
+    assert fit.peak_bytes(0, 0) > 12 << 20
+    assert len(meter.runs) == 4
+    # Graphs so small that weights decide would say nothing of larger ones.
+    assert min(meter.runs) > 100
