@@ -7,6 +7,7 @@ dropped and replaced until the count is exact.
 """
 
 import math
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,10 +50,13 @@ def exact_edges(num_nodes: int, num_edges: int, rng: np.random.Generator) -> NDA
     return np.concatenate([simple, rest], axis=1)
 
 
-def both_directions(src: NDArray[np.int64], dst: NDArray[np.int64], num_nodes: int) -> Edges:
+def both_directions(
+    src: NDArray[np.integer[Any]], dst: NDArray[np.integer[Any]], num_nodes: int
+) -> Edges:
     """Return the edges and their reverses [2, E], sorted by source, without loops or repeats."""
     proper = src != dst
-    src, dst = src[proper], dst[proper]
+    # The product of two ids needs 64 bits, also where ids have 32.
+    src, dst = (end[proper].astype(np.int64, copy=False) for end in (src, dst))
     keys = distinct(np.concatenate([src * num_nodes + dst, dst * num_nodes + src]))
     return np.stack([keys // num_nodes, keys % num_nodes]).astype(np.int32)
 

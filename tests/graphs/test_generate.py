@@ -3,7 +3,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from serve.graphs.generate import generate_edges
+from serve.graphs.generate import both_directions, generate_edges
 
 
 def undirected(edges):
@@ -41,6 +41,15 @@ def test_degrees_are_heavy_tailed():
     assert np.median(degrees) < 0.75 * degrees.mean()
     top = np.sort(degrees)[-200:].sum() / degrees.sum()
     assert top > 0.08
+
+
+def test_reverses_of_edges_whose_ids_have_32_bits():
+    count = 70_000
+    edges = np.array([[69_999, 0, 69_998], [69_998, 69_997, 69_998]], np.int32)
+    found = both_directions(edges[0], edges[1], count)
+    assert undirected(found) == {
+        (69_999, 69_998), (69_998, 69_999), (0, 69_997), (69_997, 0)
+    }  # fmt: skip
 
 
 def test_too_many_edges_are_refused():
