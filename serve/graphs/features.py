@@ -90,7 +90,7 @@ class FeatureKeeper:
         """Return `x` [N, F], of any real dtype, as it is to be stored; mapped if `x` is.
 
         Raises ConfigError, which starts with `where` and names the array, for a wrong shape and for
-        values that are not finite.
+        values that are not finite, or would not be as they are stored.
         """
         if x.ndim != 2 or x.shape[1] < 1 or x.dtype.kind not in "fiub":
             raise ConfigError(
@@ -106,11 +106,20 @@ class FeatureKeeper:
                 )
             whole = whole and _is_bytes(part)
         mapped = isinstance(x, np.memmap)
-        if mapped and x.dtype.name in _KINDS and x.flags.c_contiguous:
+        if mapped and x.dtype.name in _KINDS and x.dtype.isnative and x.flags.c_contiguous:
             return x
         kept = self._empty(x.shape, "uint8" if whole else self._dtype, mapped)
         for start, part in _parts(x):
-            kept[start : start + len(part)] = part
+            stored = kept[start : start + len(part)]
+            with np.errstate(over="ignore"):
+                stored[...] = part
+            if x.dtype != kept.dtype and not np.isfinite(stored).all():
+                row, column = np.argwhere(~np.isfinite(stored))[0].tolist()
+                raise ConfigError(
+                    f"{where}: array '{name}' [{start + row}, {column}] is {part[row, column]}; "
+                    f"the largest number of {kept.dtype}, as features are stored, is "
+                    f"{np.finfo(kept.dtype).max:g}"
+                )
         return kept
 
     def rewritten(
@@ -118,11 +127,14 @@ class FeatureKeeper:
     ) -> NDArray[Any]:
         """Return a copy of `x`, extended to [num_nodes, ...], with `rows` at the positions `ids`.
 
-        It has the dtype of `x`, or where bytes do not hold `rows`, that of other features.
+        It has the dtype of `x`, or where bytes do not hold `rows`, that of other features, or where
+        that does not either, float32.
         """
         dtype = x.dtype.name
         if dtype == "uint8" and rows.dtype != np.uint8 and not _is_bytes(rows):
             dtype = self._dtype
+        if dtype == "float16" and np.abs(rows).max(initial=0) > np.finfo(np.float16).max:
+            dtype = "float32"
         found = self._empty((num_nodes, *x.shape[1:]), dtype, isinstance(x, np.memmap))
         for start, part in _parts(x):
             found[start : start + len(part)] = part

@@ -100,6 +100,32 @@ def test_features_that_are_no_numbers_are_named(tmp_path):
         opened(write(tmp_path, "npz", x=x), tmp_path)
 
 
+@pytest.mark.parametrize(("factor", "option"), [(1e5, "float16"), (1e39, "float32")])
+@pytest.mark.parametrize("mapped", [False, True])
+def test_features_that_what_they_are_stored_as_cannot_hold_are_named(
+    tmp_path, factor, option, mapped
+):
+    path = write(tmp_path, "folder", x=factor * X.astype(np.float64))
+    with pytest.raises(ConfigError, match=rf"'x' \[\d, \d\] is .*; the largest number of {option}"):
+        opened(path, tmp_path, feature_dtype=option, map_above_bytes=0 if mapped else None)
+
+
+def test_changes_that_half_precision_cannot_hold_are_kept_all_the_same(tmp_path, monkeypatch):
+    monkeypatch.setattr("serve.graphs.columns._LEAST_PATCHED_ROWS", 1)
+    monkeypatch.setattr("serve.graphs.columns.PATCH_SHARE", 1000)
+    graph = opened(write(tmp_path, "folder"), tmp_path, feature_dtype="float16")
+    new = graph.update(Change(set_ids=np.array([0, 2]), set_x=1e5 * X[:2]))
+    assert new.column.changed.size == 0, "worked into a new base"
+    assert (new.features(np.array([0, 2, 1])) == [*(1e5 * X[:2]), X[1]]).all()
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_features_in_the_other_order_of_bytes_are_the_same_numbers(tmp_path, mapped):
+    path = write(tmp_path, "folder", x=X.astype(">f4"))
+    graph = opened(path, tmp_path, map_above_bytes=0 if mapped else None)
+    assert (graph.snapshot.features(np.arange(3)) == X).all()
+
+
 def test_files_that_are_none(tmp_path):
     for name in ("a.npz", "a.safetensors"):
         with pytest.raises(ConfigError, match=rf"{name}: no such file"):
