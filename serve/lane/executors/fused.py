@@ -77,7 +77,9 @@ def require_ordinary(conv: Any) -> None:
 
 def reduction_of(conv: Any) -> Reduction:
     """Return the layer's reduction of messages; raises ValueError for one without a kernel."""
-    require(conv.aggr in _REDUCTIONS, f"aggr is {conv.aggr}")
+    # Several are a list.
+    known = isinstance(conv.aggr, str) and conv.aggr in _REDUCTIONS
+    require(known, f"aggr is {conv.aggr}")
     return _REDUCTIONS[conv.aggr]
 
 

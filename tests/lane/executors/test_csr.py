@@ -44,6 +44,7 @@ def test_a_model_without_convolutions_is_refused(twins):
     ("make", "why"),
     [
         (lambda: SAGEConv(12, 3, aggr="std"), "aggr is std"),
+        (lambda: SAGEConv(12, 3, aggr=["mean", "max"]), r"aggr is \['mean', 'max'\]"),
         (lambda: GCNConv(12, 3, flow="target_to_source"), "flow is target_to_source"),
     ],
 )
