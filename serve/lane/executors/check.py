@@ -3,11 +3,14 @@
 import math
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from serve.interface import InputSlot, Interface
 from serve.lane.executors import kernels
+from serve.lane.measure.closeness import is_close
 from serve.lane.measure.probe_graphs import Shape, declared_graph, probe_graph
 from serve.lane.measure.probe_signature import probe_inputs
 from serve.lane.measure.where_measured import Site
@@ -16,8 +19,6 @@ from serve.lane.models.sizing import SizedInput, Sizing, sizing_of
 from serve.models.model_signature import Signature
 from serve.models.repository import ModelSpec
 
-#: Upper bound of the difference, relative to the largest value of the answer.
-TOLERANCE = 1e-4
 #: Nodes and pairs behind a graph's last ones.
 _SPARE_NODES, _SPARE_EDGES = 7, 19
 #: What is in spare room as a float, and a number that no comparison overlooks; float16 holds it.
@@ -25,6 +26,14 @@ _SPARE_FLOAT, _OTHER_FLOAT = math.nan, 1e4
 #: Spare nodes, and the floats in spare room, that are tried. Where a graph fills a bucket's nodes,
 #: spare pairs that are taken for indices from the end would reach its own last node.
 _TRIED = ((_SPARE_NODES, _SPARE_FLOAT), (0, _SPARE_FLOAT), (_SPARE_NODES, _OTHER_FLOAT))
+
+_aten: Any = torch.ops.aten
+#: Operations whose results exceed what they are made of: the number of an edge among all pairs of
+#: nodes leaves int32's range from 46,341 nodes on.
+_GROWING = {
+    _aten.mul, _aten.mul_, _aten.pow, _aten.pow_, _aten.addcmul, _aten.addcmul_, _aten.mm,
+    _aten.__lshift__, _aten.__ilshift__, _aten.bitwise_left_shift, _aten.bitwise_left_shift_,
+}  # fmt: skip
 
 Inputs = dict[str, torch.Tensor]
 
@@ -42,6 +51,7 @@ def disagreement(
     """
     if not signature.deterministic:
         return "the model does not give the same answer twice"
+    compared = False
     for name, inputs in _graphs(eager.spec, signature):
         try:
             if trial is not None:
@@ -56,22 +66,24 @@ def disagreement(
         for one, wanted in zip(given, expected, strict=True):
             if one.shape != wanted.shape:
                 return f"on a graph that is {name} it gives {list(one.shape)}"
-            one, wanted = one.double(), wanted.double()
-            error_bound = TOLERANCE * float(wanted.abs().max()) if wanted.numel() else 0.0
-            if not torch.allclose(one, wanted, rtol=0, atol=error_bound, equal_nan=True):
-                difference = float((one - wanted).abs().max())
+            if not is_close(one, wanted):
+                difference = float((one.double() - wanted.double()).abs().max())
                 return f"on a graph that is {name} it is off by {difference:.2g}"
-    return ""
+        compared = True
+    return "" if compared else "the model answers no probe graph"
 
 
 def takes_narrow_edges(loaded: LoadedModel, signature: Signature, site: Site) -> bool:
     """Return True when int32 edges give the same answers as int64 ones and take no more memory.
 
-    `site` is where the model runs.
+    They may not where the model computes with them: on graphs larger than those tried, the numbers
+    would leave int32's range. `site` is where the model runs.
     """
     try:
         for _, inputs in _graphs(loaded.spec, signature):
-            if not torch.equal(loaded.run(_narrow(inputs)), loaded.run(inputs)):
+            with _NoLargeIntegers():  # type: ignore[no-untyped-call]
+                found = loaded.run(_narrow(inputs))
+            if not torch.equal(found, loaded.run(inputs)):
                 return False
         size = 60, 3000
         wide = probe_graph(*size, Shape.PLAIN, loaded.spec.inputs, signature)
@@ -134,12 +146,21 @@ def _may_be_zero(slot: InputSlot) -> bool:
 
 def _agree_but_for_room(found: torch.Tensor, expected: torch.Tensor) -> bool:
     """Return True when both agree in the shape of `expected`."""
-    cut = found[tuple(slice(size) for size in expected.shape)].double()
-    wanted = expected.double()
-    error_bound = TOLERANCE * float(wanted.abs().max()) if wanted.numel() else 0.0
-    return cut.shape == wanted.shape and torch.allclose(
-        cut, wanted, rtol=0, atol=error_bound, equal_nan=True
-    )
+    cut = found[tuple(slice(size) for size in expected.shape)]
+    return cut.shape == expected.shape and is_close(cut, expected)
+
+
+class _NoLargeIntegers(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Raises OverflowError for an int32 result that may be much larger than what it is made of."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        grows = func.overloadpacket in _GROWING or (kwargs or {}).get("alpha", 1) != 1
+        if grows and isinstance(result, torch.Tensor) and result.dtype == torch.int32:
+            raise OverflowError(f"{func} of int32")
+        return result
 
 
 def _with_spare_room(inputs: Inputs, sizing: Sizing, nodes: int, number: float) -> Inputs:

@@ -4,6 +4,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch_geometric.nn import CGConv, GATConv, GCNConv, GINEConv, GraphConv, SAGEConv
+from torch_geometric.utils import coalesce
 
 from serve.lane.executors import choose as choosing
 from serve.lane.executors import kernels
@@ -75,6 +76,47 @@ def test_an_executor_that_answers_otherwise_never_serves(fresh, monkeypatch):
     chosen = choose(eager, signature, ExecutorOptions("csr", LIMIT))
     assert chosen.loaded is eager
     assert "another answer" in chosen.reason
+
+
+class Reciprocal(torch.nn.Module):
+    """A layer, and the reciprocal of degrees: infinite for nodes without edges."""
+
+    def __init__(self, factor):
+        super().__init__()
+        self.conv, self.factor = SAGEConv(12, 3), factor
+
+    def forward(self, x, edge_index):
+        degrees = torch.zeros(len(x)).index_add_(0, edge_index[1], torch.ones(edge_index.shape[1]))
+        return torch.cat([self.factor * self.conv(x, edge_index), 1 / degrees[:, None]], dim=1)
+
+
+class Centre(torch.nn.Module):
+    """A mean over all nodes, which is no number where there are none."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = SAGEConv(12, 3)
+
+    def forward(self, x, edge_index):
+        return self.conv(x, edge_index).mean(dim=0, keepdim=True)
+
+
+def test_answers_that_are_no_finite_numbers_are_compared_too(agree, twins, monkeypatch):
+    agree(Centre)
+    agree(lambda: Reciprocal(1.0))
+    eager, _, signature = twins(lambda: Reciprocal(1.0))
+    _, other, _ = twins(lambda: Reciprocal(1.5))
+    isolated = torch.rand(5, 12), torch.tensor([[0, 1], [1, 2]])
+    graphs = [("with isolated nodes", dict(zip(("x", "edge_index"), isolated, strict=True)))]
+    monkeypatch.setattr("serve.lane.executors.check._graphs", lambda *_: graphs)
+    assert "with isolated nodes it is off by" in disagreement(eager, other, signature)
+
+
+def test_a_model_that_refuses_all_graphs_cannot_be_compared(twins, monkeypatch):
+    eager, other, signature = twins(lambda: SAGEConv(12, 3))
+    narrow = {"x": torch.rand(5, 2), "edge_index": torch.tensor([[0], [1]])}
+    monkeypatch.setattr("serve.lane.executors.check._graphs", lambda *_: [("narrow", narrow)])
+    assert disagreement(eager, other, signature) == "the model answers no probe graph"
 
 
 def test_a_model_of_chance_cannot_be_compared(twins):
@@ -179,6 +221,24 @@ def by_widening(x, edge_index):
 def test_edges_stay_narrow_only_where_nothing_widens_them(agree, make, narrow):
     _, fast, signature = agree(make)
     assert takes_narrow_edges(fast, signature, Processor()) == narrow
+
+
+def by_pairs(x, edge_index):
+    """Numbers edges among all pairs of nodes, as PyG's coalesce does."""
+    pairs = coalesce(edge_index)
+    return torch.zeros(1) + (pairs[0] < 0).any()
+
+
+def by_adding(x, edge_index):
+    numbers = torch.add(edge_index[1], edge_index[0], alpha=len(x))
+    return torch.zeros(1) + (numbers < 0).any()
+
+
+@pytest.mark.parametrize("use", [by_pairs, by_adding])
+def test_edges_that_a_model_computes_with_stay_wide(agree, use):
+    """On graphs larger than those tried, the numbers leave int32's range."""
+    _, fast, signature = agree(lambda: Lopsided(use))
+    assert not takes_narrow_edges(fast, signature, Processor())
 
 
 def by_counting(x, edge_index):
