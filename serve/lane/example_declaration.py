@@ -8,11 +8,12 @@ Integers that are no index have the range of the embedding that reads them, or e
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
-from msgspec.structs import replace
 from torch import Tensor, nn
 from torch_geometric.data import Data, HeteroData
 
@@ -23,7 +24,7 @@ from serve.lane.graph_importing import read_graph
 from serve.lane.models.advice import advice, explained
 from serve.lane.models.calling import called, method_of, required_parameters, takes_data
 from serve.lane.models.declared import DeclaredForward
-from serve.models.declaration import declaration_text
+from serve.models.declaration import MOST_TENSORS, declaration_text
 from serve.models.repository import ModelSpec
 from serve.models.wrappers import wrapper
 
@@ -42,7 +43,12 @@ def declare(module: nn.Module, spec: ModelSpec, source: Path) -> tuple[str, tupl
     method = method_of(module, spec)
     module.eval()
     slots = tuple(_slots(graph, method, spec))
-    spec = replace(spec, inputs=tuple(slot.name for slot in slots))
+    if len(slots) > MOST_TENSORS:
+        raise ConfigError(
+            f"--example: the model takes {len(slots)} of its tensors; a request holds at most"
+            f" {MOST_TENSORS}"
+        )
+    spec = msgspec.structs.replace(spec, inputs=tuple(slot.name for slot in slots))
     runs = called(module, spec)
     notes: list[str] = []
     try:
@@ -121,7 +127,8 @@ def _read_by(method: Callable[..., Any], graph: Data, spec: ModelSpec) -> list[s
 
 
 def _optional(slot: InputSlot) -> InputSlot:
-    return InputSlot(slot.name, slot.datatype, slot.shape, index=slot.index, optional=True)
+    # Without a default: forward has its own.
+    return replace(slot, optional=True, default=None)
 
 
 def _keys(graph: Data | HeteroData) -> list[str]:
@@ -262,23 +269,16 @@ def _with_ranges(
         width = values[slot.name].shape[-1] if len(slot.shape) > 1 else 0
         whole = ranges.get(-1)
         if whole is not None:
-            yield _ranged(slot, int(slot.low or 0) if (slot.low or 0) < 0 else 0, whole)
+            yield replace(slot, low=min(0, int(slot.low or 0)), high=whole)
         elif width and len(ranges) == width:
             columns = tuple((0, ranges[column]) for column in range(width))
-            yield InputSlot(
-                slot.name, slot.datatype, slot.shape,
-                low=0, high=max(ranges.values()), columns=columns,
-            )  # fmt: skip
+            yield replace(slot, low=0, high=max(ranges.values()), columns=columns)
         else:
             notes.append(
                 f"'{slot.name}' has values in [{slot.low}, {slot.high}) in the example, and others"
                 " are refused: widen low and high in config.toml if training had more"
             )
             yield slot
-
-
-def _ranged(slot: InputSlot, low: int, high: int) -> InputSlot:
-    return InputSlot(slot.name, slot.datatype, slot.shape, low=low, high=high)
 
 
 def _column(value: Tensor, ids: Tensor) -> int | None:

@@ -257,3 +257,38 @@ def test_each_kind_of_nodes_has_a_batch_of_its_own(declared):
     assert found.by_name["batch.paper"].shape == (of_paper,)
     assert found.by_name["batch.author"].shape == (found.by_name["x.author"].shape[0],)
     assert found.outputs[0].shape == (found.by_name["batch.paper"].index[0], 5)
+
+
+class Relational(nn.Module):
+    """Takes types of edges, and of nodes, that a request may leave out."""
+
+    def __init__(self):
+        super().__init__()
+        self.kinds = nn.Embedding(9, 3)
+
+    def forward(self, x, edge_index, edge_type=None, node_type=None):
+        return x if node_type is None else x + self.kinds(node_type)
+
+
+def test_integers_that_may_be_left_out_have_ranges_too(declared):
+    graph = Data(
+        x=torch.ones(5, 3), edge_index=torch.zeros(2, 4).long(),
+        edge_type=torch.tensor([0, 2, 1, 1]), node_type=torch.arange(5),
+    ).to_dict()  # fmt: skip
+    found, notes = declared(Relational(), graph)
+    kinds = [found.by_name[name] for name in ("edge_type", "node_type")]
+    assert [(slot.optional, slot.bounds) for slot in kinds] == [(True, (0, 3)), (True, (0, 9))]
+    assert len(notes) == 1
+
+
+class Sums(nn.Module):
+    def forward(self, x_dict):
+        return {kind: x.sum(1) for kind, x in x_dict.items()}
+
+
+def test_more_tensors_than_a_request_holds_are_told(declared):
+    graph = HeteroData()
+    for number in range(17):
+        graph[f"kind{number}"].x = torch.ones(3, 2)
+    with pytest.raises(ConfigError, match=r"takes 17 of its tensors; a request holds at most 16"):
+        declared(Sums(), graph)
