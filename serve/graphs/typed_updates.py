@@ -79,15 +79,15 @@ def _added(name: str, table: NodeTable, features: Arrays) -> NodeTable:
                 f" {', '.join(table.columns)}"
             )
     count = len(next(iter(features.values())))
+    # Checked first: rows without columns may be any number and take no bytes of a message.
+    rows = {
+        key: _checked(f"add_nodes.{name}.{key}", column, features[key], count)
+        for key, column in table.columns.items()
+    }
     ids = np.arange(table.num_nodes, table.num_nodes + count)
     return NodeTable(
         table.num_nodes + count,
-        {
-            key: column.updated(
-                ids, _checked(f"add_nodes.{name}.{key}", column, features[key], count)
-            )
-            for key, column in table.columns.items()
-        },
+        {key: column.updated(ids, rows[key]) for key, column in table.columns.items()},
     )
 
 

@@ -222,6 +222,10 @@ X = np.ones((1, 1), np.float32)
         (TypedChange(add_nodes={"paper": {"x": X}}), "'add_nodes.paper.open'"),
         (TypedChange(add_nodes={"venue": {}}), "no features, so none can be added"),
         (TypedChange(add_nodes={"author": {"x": X}}), "'add_nodes.author.x': 1 columns, .* has 2"),
+        (
+            TypedChange(add_nodes={"author": {"x": np.empty((1 << 50, 0), np.float32)}}),
+            "'add_nodes.author.x': 0 columns, .* has 2",
+        ),
         (TypedChange(set_nodes={"paper": {"x": X}}), "'set_nodes.paper.ids' needs features"),
         (TypedChange(set_nodes={"paper": {"ids": np.array([3]), "x": X}}), r"ids' \[0\] is 3"),
         (
