@@ -262,8 +262,8 @@ class ModelEstimator:
         self.observe_run(counts, run_ns, peak_bytes, held_bytes, beside, num_loops, by_kind, jobs)
 
     def fitted_ns(self, *counts: int) -> float:
-        """Run time as calibrated, before anything was learned since."""
-        return self.calibration.time.at(*self._terms(counts))
+        """Run time as calibrated, before anything was learned since; at least 1."""
+        return max(1.0, self.calibration.time.at(*self._terms(counts)))
 
     def run_ns(self, *counts: int, beside: float = 0.0) -> int:
         """Return the median run time beside `beside` others, averaged over the run, in ns."""
@@ -388,7 +388,7 @@ class ModelEstimator:
         if peak_bytes <= _with_margin(peak, above) and held_bytes <= _with_margin(need, above):
             return
         self.underestimates += 1
-        added = self.memory_added_bytes
+        added = min(self.memory_added_bytes, peak - 1)  # an empty graph may need nothing
         scale = max((peak_bytes - added) / (peak - added), (held_bytes - added) / (need - added))
         if scale <= _LARGEST_SCALE:
             self.memory_scale *= scale

@@ -352,3 +352,15 @@ def test_who_serves_a_model_is_told_why_its_own_code_runs(calibration):
     assert fallen_back.remarks == "runs as PyG wrote it: csr cannot run it"
     fused = msgspec.structs.replace(calibration, executor="csr", executor_reason="faster")
     assert fused.remarks == fused.warning == ""
+
+
+def test_a_run_that_should_have_taken_nothing_is_learned_from(calibration):
+    nothing = msgspec.structs.replace(calibration.time, constant_ns=0.0)
+    free = msgspec.structs.replace(calibration.memory, activations=(), held=())
+    estimator = ModelEstimator(
+        msgspec.structs.replace(calibration, time=nothing, memory=free), Overhead()
+    )
+    estimator.observe_run((0, 0), 50_000, peak_bytes=1 << 20)
+    estimator.observe_solo((0, 0), 60_000)
+    assert estimator.estimate(0, 0).peak_bytes >= 1 << 20
+    assert estimator.estimate(NODES, EDGES).run_ns > 1
