@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from serve.errors import ConfigError, InvalidInput, ModelError
-from serve.lane.models.loader import load_model
+from serve.lane.models.loader import load_model, tied_names
 from serve.models.repository import find
 
 X, EDGES = torch.randn(5, 9), torch.tensor([[0, 1, 2, 4], [1, 2, 3, 4]])
@@ -169,6 +169,14 @@ def test_weights_changed_since_the_scan_are_refused(put):
     weights.write_bytes(weights.read_bytes()[:-4])
     with pytest.raises(ConfigError, match="truncated"):
         load_model(spec)
+
+
+def test_a_transpose_is_no_second_name_of_its_tensor():
+    module = torch.nn.Module()
+    module.one = torch.nn.Parameter(torch.rand(3, 3))
+    module.same = torch.nn.Parameter(module.one.data)
+    module.turned = torch.nn.Parameter(module.one.data.t())
+    assert tied_names(module) == [["one", "same"]]
 
 
 def test_lazy_layers_take_their_width_from_the_weights(put):

@@ -195,10 +195,12 @@ def _map_weights(module: torch.nn.Module, spec: ModelSpec) -> None:
 
 def tied_names(module: torch.nn.Module) -> list[list[str]]:
     """Return the names in the module's state of each tensor that has several."""
-    by_place: dict[tuple[int, torch.Size], list[str]] = {}
+    by_place: dict[tuple[object, ...], list[str]] = {}
     for name, tensor in module.state_dict().items():
         if not is_lazy(tensor) and tensor.numel():
-            by_place.setdefault((tensor.data_ptr(), tensor.shape), []).append(name)
+            # A transpose has other strides.
+            place = tensor.data_ptr(), tensor.shape, tensor.stride()
+            by_place.setdefault(place, []).append(name)
     return [names for names in by_place.values() if len(names) > 1]
 
 
