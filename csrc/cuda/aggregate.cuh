@@ -188,13 +188,14 @@ __device__ inline void each_piece(const Slots& row, Work work) {
     }
 }
 
-// With `first` there are no slots yet, and the content of `so_far` is unspecified.
+// With `first` there are no slots yet, and the content of `so_far` is unspecified. An extreme of
+// what is no number is none, as in PyTorch.
 template <Reduce kReduce>
 __device__ inline float reduced(float so_far, float value, bool first) {
     if constexpr (kReduce == Reduce::kMax) {
-        return first || value > so_far ? value : so_far;
+        return first || value > so_far || value != value ? value : so_far;
     } else if constexpr (kReduce == Reduce::kMin) {
-        return first || value < so_far ? value : so_far;
+        return first || value < so_far || value != value ? value : so_far;
     } else {
         return so_far + value;
     }

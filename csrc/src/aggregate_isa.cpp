@@ -119,9 +119,11 @@ void combine_row(const Combination& call, Index row, Index start) {
                 message[b] *= V::load(call.value + j * call.width + start + b * L);
             }
             if (call.reduce == Reduce::kMax) {
-                reduced[b] = s == begin || message[b] > reduced[b] ? message[b] : reduced[b];
+                reduced[b] =
+                    s == begin ? message[b] : extreme<Reduce::kMax>(reduced[b], message[b]);
             } else if (call.reduce == Reduce::kMin) {
-                reduced[b] = s == begin || message[b] < reduced[b] ? message[b] : reduced[b];
+                reduced[b] =
+                    s == begin ? message[b] : extreme<Reduce::kMin>(reduced[b], message[b]);
             } else {
                 reduced[b] += message[b];
             }

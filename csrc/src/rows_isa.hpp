@@ -56,6 +56,17 @@ struct Row {
 
 using RowFunction = void (*)(const Row&);
 
+// The larger or the smaller of two. What is no number counts as that, as in PyTorch: it does not
+// vanish among numbers.
+template <Reduce R, typename Vector>
+inline Vector extreme(Vector so_far, Vector value) {
+    if constexpr (R == Reduce::kMax) {
+        return value > so_far || value != value ? value : so_far;
+    } else {
+        return value < so_far || value != value ? value : so_far;
+    }
+}
+
 // Reduces B vectors of columns over the slots of a row, all in registers.
 template <int L, int B, Reduce R, bool kWeighted>
 void reduce_row(const Row& row) {
@@ -70,10 +81,8 @@ void reduce_row(const Row& row) {
                 if constexpr (kWeighted) {
                     value *= row.weight[s * row.weight_stride + part];
                 }
-                if constexpr (R == Reduce::kMax) {
-                    sum[b] = s == row.begin || value > sum[b] ? value : sum[b];
-                } else if constexpr (R == Reduce::kMin) {
-                    sum[b] = s == row.begin || value < sum[b] ? value : sum[b];
+                if constexpr (R == Reduce::kMax || R == Reduce::kMin) {
+                    sum[b] = s == row.begin ? value : extreme<R>(sum[b], value);
                 } else {
                     sum[b] += value;
                 }

@@ -98,6 +98,41 @@ void test_aggregate(const AggregateKernels& kernels, std::size_t width) {
     }
 }
 
+// Whatever the order of the slots, and also in vectors and behind them.
+void test_extremes_of_no_numbers(const AggregateKernels& kernels, std::size_t width) {
+    const std::vector<std::int32_t> begin{0, 3, 3, 3};
+    const std::vector<std::int32_t> source{0, 1, 2};
+    const Csr csr{begin.data(), source.data(), 3};
+    const auto columns = static_cast<std::int64_t>(width);
+    for (const Reduce reduce : {Reduce::kMax, Reduce::kMin}) {
+        for (std::size_t place = 0; place < 3 * width; ++place) {
+            Floats x = random_floats(3 * width);
+            x[place] = NAN;
+            Floats aggregated(3 * width);
+            Floats combined(3 * width);
+            kernels.aggregate({csr, x.data(), nullptr, columns, reduce, {}, aggregated.data()});
+            kernels.combine({csr,
+                             nullptr,
+                             x.data(),
+                             nullptr,
+                             0,
+                             nullptr,
+                             0,
+                             nullptr,
+                             nullptr,
+                             columns,
+                             Gate::kNone,
+                             reduce,
+                             {},
+                             combined.data()});
+            for (std::size_t c = 0; c < width; ++c) {
+                CHECK(std::isnan(aggregated[c]) == (c == place % width));
+                CHECK(std::isnan(combined[c]) == (c == place % width));
+            }
+        }
+    }
+}
+
 double leaky(double x, double slope) { return x > 0 ? x : x * slope; }
 
 void test_attend(const AggregateKernels& kernels, std::size_t heads, std::size_t channels) {
@@ -342,6 +377,9 @@ void test_all(const AggregateKernels& kernels) {
     // Widths around those of vectors and of blocks of vectors, and beyond all blocks.
     for (const std::size_t width : {1, 3, 4, 5, 12, 16, 17, 64, 100, 129, 256, 300, 9000}) {
         test_aggregate(kernels, width);
+    }
+    for (const std::size_t width : {1, 5, 16, 40}) {
+        test_extremes_of_no_numbers(kernels, width);
     }
     for (const std::size_t channels : {1, 3, 4, 7, 12, 16, 64, 100}) {
         test_attend(kernels, 1, channels);

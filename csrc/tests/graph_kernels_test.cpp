@@ -252,6 +252,27 @@ void test_aggregate(const Edges& edges, std::int64_t width) {
     }
 }
 
+void test_extremes_of_no_numbers(const Edges& edges, std::int64_t width) {
+    const Graph graph(edges, false);
+    Floats x = random_floats(edges.rows * width);
+    for (std::size_t i = 0; i < x.size(); i += 37) {
+        x[i] = NAN;
+    }
+    Floats partial(static_cast<std::size_t>(graph.pieces() * width));
+    for (const Reduce reduce : {Reduce::kMax, Reduce::kMin}) {
+        Floats expected(x.size());
+        Floats found(x.size());
+        gnnserve::aggregate({graph.csr(), x.data(), nullptr, width, reduce, {}, expected.data()});
+        CHECK(gnnserve_graph_aggregate(graph.begin.data(), graph.source.data(), edges.rows,
+                                       graph.room, partial.data(), x.data(), nullptr, width,
+                                       static_cast<int>(reduce), nullptr, 1, nullptr, 0,
+                                       found.data(), nullptr) == 0);
+        for (std::size_t i = 0; i < x.size(); ++i) {
+            CHECK(std::isnan(found[i]) == std::isnan(expected[i]));
+        }
+    }
+}
+
 void test_attend(const Edges& edges, Score score, std::int64_t heads, std::int64_t channels,
                  bool average) {
     const bool additive = score == Score::kAdditive;
@@ -319,6 +340,7 @@ int main() {
     for (const std::int64_t width : {1, 7, 16, 100, 300}) {
         test_aggregate(heavy, width);
         test_aggregate(small, width);
+        test_extremes_of_no_numbers(heavy, width);
     }
     for (const Score score : {Score::kAdditive, Score::kDynamic, Score::kDot}) {
         for (const bool average : {false, true}) {
