@@ -4,13 +4,16 @@ It is TOML. A token is kept as its SHA-256 hash, so whoever reads the file canno
 are 256 random bits, which need no slow hash.
 """
 
+import fcntl
 import hashlib
 import json
 import os
 import secrets
 import stat
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -22,6 +25,8 @@ from serve.errors import ConfigError
 from serve.toml_tables import Section, decode_table, read_toml
 
 _PREFIX = "gnn_"
+#: Time for another command to change the file, and between two looks whether it has.
+_PATIENCE_S, _LOOK_S = 10.0, 0.02
 _HASH = "sha256:"
 _HEAD = "# Written by `gnnserve token`, which does not keep comments. Tokens are SHA-256 hashes.\n"
 
@@ -102,16 +107,53 @@ def read_tokens(path: Path) -> TokensFile:
     return found
 
 
-def write_tokens(path: Path, content: TokensFile) -> None:
-    """Replace the file at once, readable by its owner alone; raises ConfigError when impossible.
+@contextmanager
+def changing_tokens(path: Path) -> Iterator[None]:
+    """Keep other commands from changing the file within the block.
 
-    Whoever reads meanwhile finds the old content or the new.
+    Otherwise one could write a credential again that another one revokes meanwhile. Raises
+    ConfigError when the file's folder is missing, or when another command takes too long.
+    """
+    try:
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
+    give_up_s = time.monotonic() + _PATIENCE_S
+    try:
+        while not _is_locked(folder):
+            if time.monotonic() > give_up_s:
+                raise ConfigError(f"{path}: another command changes files of this folder")
+            time.sleep(_LOOK_S)
+        yield
+    finally:
+        os.close(folder)
+
+
+def _is_locked(folder: int) -> bool:
+    """Take the lock of a folder that is open, unless another process has it."""
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def write_tokens(path: Path, content: TokensFile) -> None:
+    """Replace the file at once; raises ConfigError when impossible.
+
+    A new file is readable by its owner alone. Another one keeps its owner, group and mode: root may
+    change the file of a server that runs as another user. Whoever reads meanwhile finds the old
+    content or the new.
     """
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
+        before = path.stat() if path.exists() else None
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                if before is not None:
+                    os.fchown(descriptor, before.st_uid, before.st_gid)
+                    os.fchmod(descriptor, stat.S_IMODE(before.st_mode))
                 file.write(text_of(content))
                 file.flush()
                 os.fsync(file.fileno())

@@ -12,6 +12,7 @@ from rich.table import Table
 from serve.access.tokens import (
     Token,
     TokensFile,
+    changing_tokens,
     hash_of,
     new_token,
     read_tokens,
@@ -57,7 +58,6 @@ def new_command(
 ) -> None:
     """Make a token, add its hash to the tokens file, and print it: it is shown this once."""
     path = _path(config, file)
-    content = read_tokens(path) if path.exists() else TokensFile()
     text = None if certificate is not None else new_token()
     until = None
     if expires is not None:
@@ -81,9 +81,11 @@ def new_command(
         )
     except msgspec.ValidationError as error:
         raise ConfigError(f"token new: {error}") from error
-    if certificate is not None and certificate in {one.certificate for one in content.token}:
-        raise ConfigError(f"{path}: the certificate '{certificate}' is there already")
-    write_tokens(path, msgspec.structs.replace(content, token=(*content.token, row)))
+    with changing_tokens(path):
+        content = read_tokens(path) if path.exists() else TokensFile()
+        if certificate is not None and certificate in {one.certificate for one in content.token}:
+            raise ConfigError(f"{path}: the certificate '{certificate}' is there already")
+        write_tokens(path, msgspec.structs.replace(content, token=(*content.token, row)))
     typer.echo(f"{path}: {principal} may {', '.join(row.roles)}", err=True)
     if text is not None:
         typer.echo(text)
@@ -130,12 +132,13 @@ def revoke_command(
 ) -> None:
     """Remove a credential, or all of a principal; a running server refuses them in a second."""
     path = _path(config, file)
-    content = read_tokens(path)
-    kept = tuple(one for one in content.token if one.principal != name and not _is(one, name))
-    gone = len(content.token) - len(kept)
-    if not gone:
-        raise ConfigError(f"{path}: it has no credential of the id or principal '{name}'")
-    write_tokens(path, msgspec.structs.replace(content, token=kept))
+    with changing_tokens(path):
+        content = read_tokens(path)
+        kept = tuple(one for one in content.token if one.principal != name and not _is(one, name))
+        gone = len(content.token) - len(kept)
+        if not gone:
+            raise ConfigError(f"{path}: it has no credential of the id or principal '{name}'")
+        write_tokens(path, msgspec.structs.replace(content, token=kept))
     typer.echo(f"{path}: {gone} removed")
 
 

@@ -1,6 +1,8 @@
 """The tokens file: written and read back, refused with words, whatever is in it."""
 
+import os
 import stat
+from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import UTC, datetime
 
 import msgspec
@@ -9,11 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from serve.access import tokens
 from serve.access.callers import Callers
 from serve.access.tokens import (
     TenantLimits,
     Token,
     TokensFile,
+    changing_tokens,
     hash_of,
     new_token,
     read_tokens,
@@ -159,6 +163,37 @@ def test_the_commands_make_list_and_revoke(tmp_path):
     assert read_tokens(path).token == ()
     gone = command("revoke", "box", *file)
     assert isinstance(gone.exception, ConfigError)
+
+
+def test_a_file_keeps_its_owner_group_and_mode(tmp_path):
+    """Root changes the file of a server that runs as another user, which must still read it."""
+    path = tmp_path / "tokens.toml"
+    write_tokens(path, TokensFile())
+    path.chmod(0o640)
+    if os.geteuid() == 0:
+        os.chown(path, 12345, 23456)
+    before = path.stat()
+    assert command("new", "a", "--file", str(path)).exit_code == 0
+    after = path.stat()
+    assert read_tokens(path).token
+    assert (after.st_uid, after.st_gid) == (before.st_uid, before.st_gid)
+    assert after.st_mode == before.st_mode
+
+
+def test_two_commands_change_the_file_one_after_the_other(tmp_path, monkeypatch):
+    path = tmp_path / "tokens.toml"
+    assert command("new", "old", "--file", str(path)).exit_code == 0
+    with ThreadPoolExecutor(1) as other:
+        with changing_tokens(path):
+            made = other.submit(command, "new", "fresh", "--file", str(path))
+            wait([made], 0.2)
+            write_tokens(path, TokensFile())
+        assert made.result().exit_code == 0
+    assert [one.principal for one in read_tokens(path).token] == ["fresh"]
+    monkeypatch.setattr(tokens, "_PATIENCE_S", 0.05)
+    with changing_tokens(path):
+        done = command("revoke", "fresh", "--file", str(path))
+    assert "another command changes" in str(done.exception)
 
 
 def test_the_commands_find_the_file_by_the_configuration(tmp_path):
