@@ -15,6 +15,11 @@ _COLUMNS = {"model": "model", "version": "version", "tenant": "tenant", "client"
 FILTERS = ("since", "from", "until", *_COLUMNS)
 
 
+#: Latest time that the database's integers hold, and a duration that begins before all times.
+_LAST_UNIX_NS = 2**63 - 1
+_EVER_S = 1e10
+
+
 class Selection(msgspec.Struct, frozen=True):
     """Filters that a request has to pass, all of them; an empty one passes every request.
 
@@ -45,7 +50,9 @@ class Selection(msgspec.Struct, frozen=True):
 
 def last(seconds: float) -> Selection:
     """Select what arrived in the last so many seconds; everything when that is 0."""
-    return Selection(from_unix_ns=time.time_ns() - int(seconds * 1e9) if seconds else 0)
+    if not seconds:
+        return Selection()
+    return Selection(from_unix_ns=max(0, time.time_ns() - int(min(seconds, _EVER_S) * 1e9)))
 
 
 def selection_of(filters: dict[str, str]) -> Selection:
@@ -74,7 +81,7 @@ def _moment(name: str, text: str) -> int:
         moment = datetime.fromisoformat(text.strip().replace(" +", "+"))
         if moment.tzinfo is None:
             moment = moment.replace(tzinfo=UTC)
-        return max(0, round(moment.timestamp() * 1e6)) * 1000
+        return min(max(0, round(moment.timestamp() * 1e6)) * 1000, _LAST_UNIX_NS)
     except (ValueError, OverflowError) as error:
         raise ConfigError(
             f"{name}={text!r} is no time; write it as 2026-01-31T08:00 (UTC) or with a zone"

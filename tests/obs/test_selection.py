@@ -10,7 +10,7 @@ import pytest
 
 from serve.errors import ConfigError
 from serve.obs.report import load_report
-from serve.obs.selection import Selection, selection_of
+from serve.obs.selection import Selection, last, selection_of
 from serve.obs.sketch import EXACT, Sketch
 from serve.obs.store import RecordStore
 from serve.obs.sweeps import END_NS, ConcurrentPeak
@@ -38,12 +38,21 @@ ROWS = [
         ({"from": "2026-09-21T14:13:21"}, "c"),
         ({"from": "2026-09-21T16:13:21+02:00"}, "c"),
         ({"until": "2026-09-21T14:13:21Z"}, "ab"),
+        # Beyond what the database's integers hold.
+        ({"until": "9999-12-31"}, "abc"),
+        ({"from": "9999-12-31"}, ""),
+        ({"since": f"{10**20}d"}, "abc"),
     ],
 )
 def test_a_filter_leaves_what_it_names(filters, uids):
     summary = summary_of(ROWS, selection_of(filters))
     assert summary.all.requests == len(uids)
     assert set(summary.shown["request_uid"]) <= set(uids)
+
+
+@pytest.mark.parametrize("seconds", [0, 1e10, 1e300, math.inf])
+def test_a_time_before_all_rows_selects_everything(seconds):
+    assert last(seconds) == Selection()
 
 
 @pytest.mark.parametrize(
