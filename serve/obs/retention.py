@@ -52,7 +52,8 @@ class Trimmer:
         """
         deleted = 0
         if self.retention.keep_ns is not None:
-            oldest_ns = now_unix_ns - self.retention.keep_ns
+            # Times are whole numbers of 64 bits in the database; none is before 1970.
+            oldest_ns = max(0, now_unix_ns - self.retention.keep_ns)
             deleted = self._delete("WHERE arrived_unix_ns < ?", (oldest_ns, most_rows))
         while deleted < most_rows and self._too_large():
             found = self._delete("", (min(_STEP_ROWS, most_rows - deleted),))

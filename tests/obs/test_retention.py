@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from serve.cli import app
+from serve.config import Config, ReportConfig
 from serve.errors import ConfigError
 from serve.obs.read import read_rows
 from serve.obs.retention import INCREMENTAL, Retention, Trimmer, free_bytes, used_bytes
@@ -67,6 +68,17 @@ def test_nothing_is_deleted_without_bounds_or_within_them(path, tmp_path):
         store.trim(START_UNIX_NS + 50 * SECOND_NS)
         store.close()
         assert len(ids(tmp_path / f"{number}.db")) == 50
+
+
+def test_an_age_beyond_all_times_deletes_nothing(path):
+    keep_ns = Config(report=ReportConfig(keep="999999d")).report.keep_ns
+    store = RecordStore(path, RUN, retention=Retention(keep_ns))
+    fill(store, 0, 3)
+    store.trim(START_UNIX_NS)
+    store.close()
+    assert ids(path) == [0, 1, 2]
+    done = CliRunner().invoke(app, ["db", "prune", "--keep", "999999d", "--db", str(path)])
+    assert done.stdout == "0 requests deleted\n"
 
 
 def test_a_database_under_load_keeps_its_size(path):
