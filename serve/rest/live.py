@@ -25,6 +25,8 @@ ASSETS = FilePath(__file__).parent / "assets" / "live"
 _NAMES = ("model", "version", "tenant")
 #: Longest time whose requests are listed.
 _MOST_S = 86_400
+#: Latest times that the database's integers hold, as nanoseconds.
+_LAST_S, _LAST_US = (2**63 - 1) // 10**9, 2**63 // 1000 - 1
 
 
 class LivePage:
@@ -59,7 +61,9 @@ class LivePage:
     async def requests(self, request: Request) -> HttpReply:
         """Return the requests that ended between `from` and `until`, seconds since the epoch."""
         filters = _texts(request, ("from", "until", *_NAMES, "cause"))
-        begin_s, end_s = (_number(name, filters.pop(name, "")) for name in ("from", "until"))
+        begin_s, end_s = (
+            _number(name, filters.pop(name, ""), _LAST_S) for name in ("from", "until")
+        )
         if not 0 < end_s - begin_s <= _MOST_S:
             raise invalid(f"until must lie after from, by at most {_MOST_S} s")
         chosen = msgspec.convert(filters, Selection)
@@ -69,7 +73,7 @@ class LivePage:
     async def story(self, request: Request) -> HttpReply:
         """Return the story of a request; `at`, its arrival in µs, makes the search short."""
         uid = request.path_params["uid"]
-        at = _number("at", request.query_params.get("at", "0"))
+        at = _number("at", request.query_params.get("at", "0"), _LAST_US)
         return _json(await self._feed.ask(lambda db: story_of(db, uid, at)))
 
 
@@ -82,9 +86,9 @@ def _texts(request: Request, names: tuple[str, ...]) -> dict[str, str]:
     return {name: value for name, value in given.items() if value}
 
 
-def _number(name: str, text: str) -> int:
-    if not text.isascii() or not text.isdigit() or len(text) > 19:
-        raise invalid(f"{name}={text[:64]!r}: it must be a whole number")
+def _number(name: str, text: str, most: int) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > 19 or int(text) > most:
+        raise invalid(f"{name}={text[:64]!r}: it must be a whole number, at most {most}")
     return int(text)
 
 

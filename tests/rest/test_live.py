@@ -84,13 +84,22 @@ def test_a_focus_is_kept(live):
         ("/live/requests?from=5&until=5", "until must lie after from"),
         ("/live/requests?from=1&until=99999999", "at most 86400 s"),
         ("/live/requests?from=x&until=2", "from='x'"),
+        (f"/live/requests?from={10**19 - 5}&until={10**19 - 4}", "at most 9223372036"),
+        ("/live/requests?from=9223372036&until=9223372037", "at most 9223372036"),
         ("/live/requests/any?at=soon", "at='soon'"),
+        ("/live/requests/any?at=9223372036854775", "at most 9223372036854774"),
     ],
 )
 def test_a_wrong_question_is_named(live, path, said):
     answer = live.gateway.get(path)
     assert answer.status == 400
     assert said in answer.json["error"]
+
+
+def test_the_last_times_are_asked_about_as_any_others(live):
+    answer = live.gateway.get("/live/requests?from=9223372035&until=9223372036")
+    assert (answer.status, answer.json["count"]) == (200, 0)
+    assert live.gateway.get("/live/requests/any?at=9223372036854774").status == 404
 
 
 def test_watchers_are_bounded_and_places_come_back(live):
