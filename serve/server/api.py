@@ -99,7 +99,8 @@ class InferCall(msgspec.Struct, frozen=True):
                 WireTensor(name, one.datatype, one.shape, {}) for name, one in self.tensors.items()
             ],
             outputs=[WireOutput(name, {}) for name in self.wanted],
-            raws=[memoryview(b"".join(one.pieces())) for one in self.tensors.values()],
+            # A piece of shared memory is overwritten by the next one.
+            raws=[memoryview(b"".join(map(bytes, one.pieces()))) for one in self.tensors.values()],
         )
 
     @property

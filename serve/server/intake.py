@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from serve.core.events import TaskArrived, TasksArrived
 from serve.core.types import Bytes, InputBlock, Nanos, QoS, Task, TaskId
-from serve.errors import QueueFull, ServeError, UnknownName, VersionReplaced
+from serve.errors import InvalidInput, QueueFull, ServeError, UnknownName, VersionReplaced
 from serve.ipc.shared_pool import SharedPool
 from serve.obs.payload_recorder import PayloadRecorder
 from serve.obs.record import RequestRecord
@@ -87,17 +87,15 @@ class Intake:
         """Size, stage and hand over a request; see ``api.Inference``."""
         while (ticket := self._try_submit(call)) is None:
             pass  # the model was replaced meanwhile, and the catalogue names its successor
-        if self.payloads is not None:
-            self.payloads.write(ticket.request_uid, call.payload())
+        self._record(ticket.request_uid, call)
         return ticket
 
     def submit_jointly(self, calls: Sequence[InferCall]) -> WaitingTickets:
         """Size, stage and hand over the tasks of a joint request; see ``api.Inference``."""
         while (ticket := self._try_submit_jointly(calls)) is None:
             pass  # as in `submit`
-        if self.payloads is not None:
-            for call, part in zip(calls, ticket.members, strict=True):
-                self.payloads.write(part.request_uid, call.payload(), ticket.joint_uid)
+        for call, part in zip(calls, ticket.members, strict=True):
+            self._record(part.request_uid, call, ticket.joint_uid)
         return ticket
 
     def submit_staged(
@@ -153,6 +151,16 @@ class Intake:
             model, version = "unknown", ""
         uid = f"{self._boot_id}-r{next(self._refusal_ids)}"
         return refusal_record(uid, model, version, client_id, arrived_ns, error)
+
+    def _record(self, uid: str, call: InferCall, joint_uid: str = "") -> None:
+        """Record the tensors of an accepted request, which goes on whatever comes of that."""
+        if self.payloads is None:
+            return
+        try:
+            payload = call.payload()
+        except InvalidInput:
+            return  # its client has shortened the memory that it shares
+        self.payloads.write(uid, payload, joint_uid)
 
     def _try_submit(self, call: InferCall) -> WaitingTicket | None:
         """Submit to the version served now; None when it was retired in the middle."""

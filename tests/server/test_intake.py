@@ -1,6 +1,9 @@
 """Intake: a call becomes a task, or leaves nothing behind."""
 
+import os
 import threading
+from multiprocessing import shared_memory
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,8 +13,9 @@ from msgspec.structs import replace
 from serve.core.types import NO_LIMITS
 from serve.errors import NotReady, UnknownName
 from serve.ipc.shared_pool import SharedPool
-from serve.server.api import BetterElsewhere, Room
+from serve.server.api import BetterElsewhere, Room, Tensor
 from serve.server.intake import Intake
+from serve.server.regions import PIECE_BYTES, Regions
 from tests.server.test_request_inputs import Estimator
 from tests.server.test_staging import EDGES, NODES, call
 
@@ -157,6 +161,41 @@ def test_a_movable_request_that_had_better_be_elsewhere_leaves_nothing(world):
     assert world.pool.used_bytes == world.accepted[0].inputs.staged.block.size_bytes
     world.intake.moves = lambda task, room: False
     assert world.intake.submit(replace(call(), movable=True)) in world.accepted
+
+
+@pytest.fixture
+def in_memory_of_the_client():
+    """A call whose features, of several pieces, lie in shared memory; they, and their file."""
+    features = np.arange(2 * PIECE_BYTES // 4, dtype=np.float32).reshape(NODES - 1, -1)
+    features = np.concatenate([features, features[:1]])
+    memory = shared_memory.SharedMemory(create=True, size=features.nbytes)
+    memory.buf[: features.nbytes] = features.tobytes()
+    regions = Regions()
+    regions.register("r", memory.name, 0, features.nbytes)
+    found = call()
+    part = regions.part("r", 0, features.nbytes)
+    found.tensors["x"] = Tensor("FP32", features.shape, part)
+    yield found, features, Path("/dev/shm") / memory.name
+    memory.close()
+    memory.unlink()
+
+
+def test_a_recorded_payload_has_every_piece_of_shared_memory(in_memory_of_the_client):
+    asked, features, _ = in_memory_of_the_client
+    assert bytes(asked.payload().raws[0]) == features.tobytes()
+
+
+def test_an_accepted_request_goes_on_whatever_comes_of_its_record(world, in_memory_of_the_client):
+    asked, _, memory = in_memory_of_the_client
+    world.serve()
+    world.scheduler.prepares_at_once = False
+    os.truncate(memory, 100)
+    recorded = []
+    world.intake.payloads = SimpleNamespace(write=lambda *what: recorded.append(what))
+    assert world.accepted == [world.intake.submit(asked)]
+    assert not recorded
+    whole = world.intake.submit(call())
+    assert [uid for uid, *_ in recorded] == [whole.request_uid]
 
 
 def test_names_that_clients_make_up_are_no_labels(world):
