@@ -86,7 +86,8 @@ class JointCalls:
                 calls = [replace(call, trace_parent=trace_parent) for call in calls]
             ticket = self._engine.submit_jointly(calls)
         except ServeError as error:
-            name, version = request.model, ""
+            # What the request calls a model may be any text, and names are labels of metrics.
+            name, version = "unknown", ""
             if asked:
                 name, version = asked[0].model.name, asked[0].model.version
             self._engine.refused(name, version, request.request_id, arrived_ns, error, trace_parent)

@@ -16,6 +16,7 @@ from serve.core.events import TaskArrived, TasksArrived
 from serve.core.types import Bytes, InputBlock, Nanos, QoS, Task, TaskId
 from serve.errors import InvalidInput, QueueFull, ServeError, UnknownName, VersionReplaced
 from serve.ipc.shared_pool import SharedPool
+from serve.models.repository import is_version
 from serve.obs.payload_recorder import PayloadRecorder
 from serve.obs.record import RequestRecord
 from serve.server import clock
@@ -149,8 +150,14 @@ class Intake:
         if isinstance(error, UnknownName):
             # Names that clients make up must not become labels of metrics.
             model, version = "unknown", ""
+        elif version and not self._is_served(model, version):
+            version = ""
         uid = f"{self._boot_id}-r{next(self._refusal_ids)}"
         return refusal_record(uid, model, version, client_id, arrived_ns, error)
+
+    def _is_served(self, model: str, version: str) -> bool:
+        number = int(version) if is_version(version) else 0
+        return self._catalogue.version(model, number) is not None
 
     def _record(self, uid: str, call: InferCall, joint_uid: str = "") -> None:
         """Record the tensors of an accepted request, which goes on whatever comes of that."""

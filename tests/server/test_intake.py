@@ -70,6 +70,9 @@ class World:
             raise UnknownName(f"unknown model '{name}'")
         return self.entries[0]
 
+    def version(self, name, number):
+        return self.get(name, str(number), None) if number == 1 else None
+
     def factor_of(self, entry):
         return 2.0
 
@@ -199,7 +202,10 @@ def test_an_accepted_request_goes_on_whatever_comes_of_its_record(world, in_memo
 
 
 def test_names_that_clients_make_up_are_no_labels(world):
+    world.serve()
     known = world.intake.refusal("m", "1", "c", 0, NotReady("later"))
+    unloaded = world.intake.refusal("m", "77", "c", 0, NotReady("version 77 of 'm' is UNLOADING"))
     unknown = world.intake.refusal("hello", "7", "c", 0, UnknownName("unknown model 'hello'"))
-    assert [(r.model, r.version) for r in (known, unknown)] == [("m", "1"), ("unknown", "")]
+    found = [(r.model, r.version) for r in (known, unloaded, unknown)]
+    assert found == [("m", "1"), ("m", ""), ("unknown", "")]
     assert known.request_uid != unknown.request_uid
