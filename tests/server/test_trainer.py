@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from bench.kit.waiting import PATIENCE_S, wait_for
 from serve.config import TrainingConfig
 from serve.core.jobs.commands import EndJob, StartJob
-from serve.core.jobs.events import JobCancelled, JobFinished, JobLost
+from serve.core.jobs.events import JobCancelled, JobFinished, JobLost, JobSubmitted
 from serve.core.jobs.types import JobEnd, JobNeeds, JobOutcome
 from serve.core.types import Bytes, Nanos
 from serve.ipc.messages import JobTrained
@@ -193,3 +193,18 @@ def test_a_checkpoint_of_impossible_steps_counts_as_none(tmp_path, steps):
     path = folder.shared / "checkpoint.safetensors"
     save_file({"x": np.zeros(1)}, path, {"steps": steps})
     assert folder.steps_kept() == 0
+
+
+def test_a_job_is_there_once_the_scheduler_knows_it(world, monkeypatch):
+    keep = job_folder.JobFolder.keep
+    seen = []
+
+    def keep_and_look(folder, file):
+        keep(folder, file)
+        seen.append(world.trainer.jobs())
+
+    monkeypatch.setattr(job_folder.JobFolder, "keep", keep_and_look)
+    job_id = world.trainer._take(JobCall("gcn", "community", 3), 1).job_id
+    assert seen == [()]
+    assert world.trainer.cancel(job_id).state == "cancelled"
+    assert world.told == [JobSubmitted, JobCancelled]

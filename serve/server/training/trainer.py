@@ -134,17 +134,13 @@ class Trainer:
                 seed=call.seed, fresh=call.fresh, priority=call.priority,
             )  # fmt: skip
             job = _held(file, JobFolder(self._folder / str(job_id)))
-            self._jobs[job_id] = job
         try:
             job.spec = self._spec(file)
             job.folder.keep(file)
-        except (OSError, ServeError) as error:
-            with self._lock:
-                del self._jobs[job_id]
-            if isinstance(error, ServeError):
-                raise
+        except OSError as error:
             raise NotReady(f"{job.folder.path}: cannot be written: {error.strerror}") from error
         with self._changed:
+            self._jobs[job_id] = job
             self._tell(JobSubmitted(job.submitted()))
             self._changed.notify_all()
             return job.facts()
