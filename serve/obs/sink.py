@@ -155,9 +155,7 @@ class RecordSink:
         for _ in range(self._changes.qsize()):
             self._changes.get()(self._store)
         now_s = self._now_s()
-        for record in self._lost():
-            self._store.count(record, now_s)
-            self._store.insert(record)
+        self._ask_lost(now_s)
         self._ask_state(now_s)
         self._store.overflowed = self._overflowed
         self._store.commit(now_s)
@@ -176,6 +174,17 @@ class RecordSink:
                 observer(record)
             except Exception:
                 self._tell_failed()
+
+    def _ask_lost(self, now_s: int) -> None:
+        """Store what was lost before it became a record."""
+        try:
+            lost = tuple(self._lost())
+        except Exception:
+            self._tell_failed()
+            return
+        for record in lost:
+            self._store.count(record, now_s)
+            self._store.insert(record)
 
     def _ask_state(self, now_s: int) -> None:
         """Have the store take what the live page shows of the server."""

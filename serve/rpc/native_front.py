@@ -168,15 +168,14 @@ class NativeFront:
 
     def counts(self) -> Mapping[str, int]:
         """Return the counts of refused calls and connections, by reason."""
-        counts = self._last_counts if self._front is None else self._front.counts()
+        counts = self._counts()
         found = {reason: counts.get(reason, 0) for reason in FRONT_REASONS}
         return {**found, OPEN_CALLS: counts.get("open_calls_refused", 0)}
 
     def ways(self) -> Mapping[str, int]:
         """Return the number of calls and of messages of streams, by the way that they took."""
-        if self._front is None:
+        if not (counts := self._counts()):
             return {}
-        counts = self._front.counts()
         plain = counts["plain"]
         return {
             "plain": plain,
@@ -184,6 +183,13 @@ class NativeFront:
             "stream": counts["streams"],
             "forwarded": counts["forwarded"],
         }
+
+    def _counts(self) -> Mapping[str, int]:
+        """Return the front's counts now, or as it was closed; empty before it was opened."""
+        try:
+            return self._last_counts if (front := self._front) is None else front.counts()
+        except ValueError:  # it was closed just now
+            return self._last_counts
 
     # -- driver.CallPort ----------------------------------------------------------------------
 

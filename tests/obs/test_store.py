@@ -251,6 +251,20 @@ def test_an_observer_that_fails_costs_no_row(tmp_path, caplog):
     assert len(caplog.records) == 1
 
 
+def test_a_transport_that_tells_no_lost_calls_costs_no_row(tmp_path, caplog):
+    """Its port may be closed just when it is asked."""
+
+    def closed():
+        raise ValueError("the front is closed")
+
+    sink = RecordSink(RecordStore(tmp_path / "r.db", RUN))
+    sink.count_lost(closed)
+    sink.put(record("a"))
+    sink.close()
+    assert len(read_database(tmp_path / "r.db")[0]) == 1
+    assert len(caplog.records) == 1
+
+
 def test_texts_that_clients_make_long_are_cut(tmp_path):
     """Twenty refusals of a megabyte each once took 63 MiB."""
     long = "x" * 1_000_000
