@@ -80,7 +80,7 @@ class Condition:
         """Return the figure of the run and the limit, as a sentence."""
         value = self.value(summary)
         if self.figure in SHARES:
-            return f"{self.figure}: {value:.2%}, more than {self.limit:.3g}"
+            return f"{self.figure}: {value:.2%}, more than {100 * self.limit:.4g}%"
         unit = " × the target" if "/" in self.figure else " ms"
         return f"{self.figure}: {value:.4g}{unit}, more than {self.limit:.4g}"
 

@@ -123,7 +123,7 @@ def test_a_run_with_conditions_and_rows(fake_server, sender, tmp_path):
         arguments = ["--rate", 200, "--requests", 20, "--csv", path]
         done = run(command_of(server, sender, *arguments, "--fail-if", "failed>20%"))
     assert done.returncode == 3
-    assert "failed: 25.00%, more than 0.2" in done.stderr
+    assert "failed: 25.00%, more than 20%" in done.stderr
     seen = json.loads(done.stdout)
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
