@@ -95,7 +95,9 @@ def _typed_change(tensors: Iterable[pb.Tensor]) -> TypedChange:
 def _array(
     name: str, tensor: pb.Tensor, datatypes: tuple[str, ...], required: tuple[int, ...]
 ) -> np.ndarray[Any, Any]:
-    if tensor.datatype not in datatypes or tensor.datatype not in DTYPES or not required:
+    if not required:
+        raise InvalidInput(f"tensor '{name}': shape [], but at least one dimension is required")
+    if tensor.datatype not in datatypes or tensor.datatype not in DTYPES:
         raise InvalidInput(
             f"tensor '{name}': datatype {tensor.datatype or 'missing'}, but "
             f"{' or '.join(DTYPES if datatypes == (tensor.datatype,) else datatypes)} is required"

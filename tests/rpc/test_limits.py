@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from serve import native
+from serve.errors import InvalidInput
 from serve.pb import gnnserve_pb2 as own
 from serve.pb import grpc_service_pb2 as pb
 from serve.rpc import graph_update
@@ -190,6 +191,13 @@ def test_a_large_change_of_a_graph_is_parsed():
     assert parse_update(update.SerializeToString()) == update
     with pytest.raises(WireError, match="malformed UpdateGraphRequest"):
         parse_update(b"\x0a\x01\xff")
+
+
+def test_a_feature_without_rows_is_told_as_such():
+    update = own.UpdateGraphRequest(graph="g")
+    update.tensors.add(name="add_nodes.paper.x", datatype="FP32", data=bytes(4))
+    with pytest.raises(InvalidInput, match=r"'add_nodes\.paper\.x': shape \[\], but at least one"):
+        graph_update.decode_change(update)
 
 
 @pytest.mark.parametrize(
