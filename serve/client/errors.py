@@ -132,7 +132,8 @@ def from_rpc(error: grpc.RpcError) -> ClientError:
     retry_after_s = None
     trailers: Any = error.trailing_metadata() or ()
     for key, value in trailers:
-        if key == RETRY_TRAILER:
+        # Of other servers, "-1" says that trying again is useless.
+        if key == RETRY_TRAILER and str(value).isdecimal():
             retry_after_s = int(value) / 1000
     return error_for(error.code().name, error.details() or "no details", retry_after_s)
 

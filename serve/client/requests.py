@@ -1,5 +1,6 @@
 """Requests as callers write them, and their messages; shared by both clients."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
@@ -15,7 +16,7 @@ from serve.client.objects import (
     read_graph,
 )
 from serve.typed_names import edge_type, typed_name
-from serve.wire.messages import Array, ParameterValue, Places, WireError, encode_request
+from serve.wire.messages import Array, ParameterValue, Places, encode_request
 
 #: Fan-outs of a request: see ``Request.fanouts``. Types of edges are names or PyG's tuples.
 GivenFanouts = str | Sequence[int] | Mapping[Any, Sequence[int]]
@@ -117,7 +118,7 @@ class Request:
                 parameters=self._parameters(),
                 places=places,
             )
-        except WireError as error:
+        except ValueError as error:  # includes WireError, and a text that is not Unicode
             raise InvalidRequest.local(str(error)) from error
         if len(message) > max_message_bytes:
             sizes = ", ".join(f"{name} {array.nbytes}" for name, array in tensors.items())
@@ -187,8 +188,8 @@ class Request:
     def _parameters(self) -> dict[str, ParameterValue | None]:
         return {
             "graph": self.graph,
-            "qos_target_us": _micros(self.qos_target_s),
-            "timeout": _micros(self.timeout_s),
+            "qos_target_us": _micros("qos_target_s", self.qos_target_s),
+            "timeout": _micros("timeout_s", self.timeout_s),
             "priority": self.priority or None,
             "tenant": self.tenant or None,
             "seed": self.seed,
@@ -211,6 +212,13 @@ def type_text(of: str | Sequence[str]) -> str:
     return of if isinstance(of, str) else edge_type(*of)
 
 
-def _micros(seconds: float | None) -> int | None:
-    """Convert to µs, at least 1 because 0 means no limit; None stays None."""
-    return None if seconds is None else max(1, round(seconds * 1e6))
+def _micros(name: str, seconds: float | None) -> int | None:
+    """Convert to µs, at least 1 because 0 means no limit; None stays None.
+
+    Raises InvalidRequest, which names the field, for infinity and NaN.
+    """
+    if seconds is None:
+        return None
+    if not math.isfinite(seconds):
+        raise InvalidRequest.local(f"{name}: {seconds} is no number of seconds; None is no limit")
+    return max(1, round(seconds * 1e6))

@@ -244,6 +244,8 @@ def _set(
         if isinstance(value, bool):
             parameter.bool_param = value
         elif isinstance(value, int):
+            if not -(2**63) <= value < 2**63:
+                raise WireError(f"parameter '{name}': {value} does not fit 64 bits")
             parameter.int64_param = value
         elif isinstance(value, str):
             parameter.string_param = value

@@ -28,11 +28,13 @@ from serve.client import (
     TimedOut,
     Unavailable,
 )
+from serve.client.errors import from_rpc
 from serve.client.streaming import PendingRequests
 from serve.errors import ModelError, QueueFull, TooBig
 from serve.pb import grpc_service_pb2 as pb
 from serve.pb import grpc_service_pb2_grpc
 from serve.server.regions import RegionPart
+from serve.wire.messages import RETRY_TRAILER
 from tests.client.blocking import collect
 from tests.rpc.conftest import REPORT
 from tests.rpc.fakes import CLASSES, FEATURES
@@ -178,6 +180,31 @@ def test_wrong_requests_are_told_apart(client):
         client.infer("gcn", x=[[1], [1, 2]], edge_index=EDGES)
     with pytest.raises(TypeError):
         client.infer("gcn", data(), qos_target=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"seed": 2**63}, r"parameter 'seed': 9223372036854775808 does not fit 64 bits"),
+        ({"tenant": "\ud800"}, "surrogates not allowed"),
+        ({"timeout_s": float("inf")}, "timeout_s: inf is no number of seconds"),
+        ({"qos_target_s": float("nan")}, "qos_target_s: nan is no number of seconds"),
+    ],
+)
+def test_a_value_that_cannot_be_sent_is_an_invalid_request(options, said):
+    request = Request(model="gcn", **options)
+    with pytest.raises(InvalidRequest, match=said):
+        request.encode({"x": X}, 1 << 20)
+
+
+@pytest.mark.parametrize(("pushback", "retry_after_s"), [("1500", 1.5), ("-1", None), ("", None)])
+def test_a_pushback_that_is_no_time_gives_none(pushback, retry_after_s):
+    error = SimpleNamespace(
+        trailing_metadata=lambda: ((RETRY_TRAILER, pushback),),
+        code=lambda: grpc.StatusCode.UNAVAILABLE,
+        details=lambda: "later",
+    )
+    assert from_rpc(error).retry_after_s == retry_after_s
 
 
 def test_time_limits_hold(make, target, engine):
