@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from serve.client.aio_connection import AsyncTransport
 from serve.client.aio_inference import AsyncRequester
+from serve.client.errors import InvalidRequest
 from serve.client.facts import VersionsFacts
 from serve.pb import gnnserve_pb2
 
@@ -40,7 +41,12 @@ class AsyncVersions:
     async def shadow(
         self, model: str, version: str | int, *, percent: float = 100.0
     ) -> VersionsFacts:
-        """Have a version run requests for the model once more, for nobody; empty to end that."""
+        """Have a version run requests for the model once more, for nobody; empty to end that.
+
+        Raises InvalidRequest for a share of the requests that is not above 0.
+        """
+        if not percent > 0:  # which would mean all of them on the wire
+            raise InvalidRequest.local(f"percent: {percent} is not above 0; end it by no version")
         shadow = gnnserve_pb2.Shadow(version=int(version or 0), percent=percent)
         return await self._change(gnnserve_pb2.ChangeVersionsRequest(model=model, shadow=shadow))
 

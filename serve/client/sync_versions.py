@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from serve.client.errors import InvalidRequest
 from serve.client.facts import VersionsFacts
 from serve.client.sync_connection import Transport
 from serve.client.sync_inference import Requester
@@ -38,7 +39,12 @@ class Versions:
         return self._change(gnnserve_pb2.ChangeVersionsRequest(model=model, split=split))
 
     def shadow(self, model: str, version: str | int, *, percent: float = 100.0) -> VersionsFacts:
-        """Have a version run requests for the model once more, for nobody; empty to end that."""
+        """Have a version run requests for the model once more, for nobody; empty to end that.
+
+        Raises InvalidRequest for a share of the requests that is not above 0.
+        """
+        if not percent > 0:  # which would mean all of them on the wire
+            raise InvalidRequest.local(f"percent: {percent} is not above 0; end it by no version")
         shadow = gnnserve_pb2.Shadow(version=int(version or 0), percent=percent)
         return self._change(gnnserve_pb2.ChangeVersionsRequest(model=model, shadow=shadow))
 

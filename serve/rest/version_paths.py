@@ -22,7 +22,7 @@ class VersionsBody(msgspec.Struct, forbid_unknown_fields=True):
     split: dict[str, float] | None = None
     canary: int = 0
     shadow: int | None = None
-    shadow_percent: float = 0.0
+    shadow_percent: float = 100.0
     roll_back: bool = False
 
 
@@ -68,6 +68,8 @@ def _change_of(model: str, body: VersionsBody) -> gnnserve_pb2.ChangeVersionsReq
     elif body.shadow is not None:
         shadow = _version(str(body.shadow)) if body.shadow else 0
         percent = body.shadow_percent
+        if not percent > 0:  # which would mean all requests to gRPC
+            raise invalid(f"shadow_percent: {percent} is not above 0; a shadow of 0 ends it")
         change = {"shadow": gnnserve_pb2.Shadow(version=shadow, percent=percent)}
     return gnnserve_pb2.ChangeVersionsRequest(model=model, **change)
 

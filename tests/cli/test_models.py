@@ -60,6 +60,9 @@ def test_versions_are_pinned_split_and_rolled_back(gnnserve, engine):
         "gcn: the newest that loads, shadow 2 of 5 %\n"
     )
     assert gnnserve("shadow", "gcn", "0")[1] == "gcn: the newest that loads\n"
+    code, _, said = gnnserve("shadow", "gcn", "2", "--percent", "0")
+    assert code
+    assert "percent: 0.0 is not above 0" in said
     assert gnnserve("rollback", "gcn")[0] == 0
     assert engine.version_changes == [
         VersionChange(split={1: 100.0}),

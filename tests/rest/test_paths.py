@@ -179,6 +179,7 @@ def test_versions_are_shown_and_changed(gateway):
         ({"split": {"1" * 400: 100}}, "no positive integer"),
         ({"split": {"1": "all"}}, "float"),
         ({"shadow": -1}, "version '-1'"),
+        ({"shadow": 2, "shadow_percent": 0}, "shadow_percent: 0.0 is not above 0"),
         ({"share": 5}, "share"),
     ],
 )
