@@ -125,13 +125,20 @@ class Paths:
         return as_json(plain(await self._backend.model_config(*model_of(request))))
 
     async def model_ready(self, request: Request) -> HttpReply:
-        """Answer 200 while a model takes requests, 503 while it does not, 404 for an unknown."""
+        """Answer 200 while a model takes requests, 503 while it does not, 404 for an unknown.
+
+        Whoever may not ask about models gets 503 for an unknown one, too.
+        """
         name, version = model_of(request)
         wanted = pb.ModelReadyRequest(name=name, version=version)
         ready = (await self._call("ModelReady", wanted)).ready
         if not ready:
-            # Raises for a model that does not exist.
-            await self._call("ModelMetadata", pb.ModelMetadataRequest(name=name, version=version))
+            same = pb.ModelMetadataRequest(name=name, version=version)
+            try:
+                await self._call("ModelMetadata", same)  # raises for one that does not exist
+            except RestError as error:
+                if error.status not in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+                    raise
         status = HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE
         return as_json({"name": name, "ready": ready}, status)
 

@@ -113,6 +113,18 @@ def test_every_cell_has_its_status(guarded, cell, credential):
     assert TOKENS.get(credential, "?") not in answer.body.decode()
 
 
+def test_a_probe_without_a_credential_hears_that_a_model_is_not_ready(guarded):
+    guarded.engine.ready = False
+    try:
+        for model in ("gcn", "nope"):
+            answer = guarded.get(f"/v2/models/{model}/ready")
+            assert (answer.status, answer.json["ready"]) == (503, False)
+        bearer = f"Bearer {TOKENS['infer']}"
+        assert guarded.get("/v2/models/nope/ready", Authorization=bearer).status == 404
+    finally:
+        guarded.engine.ready = True
+
+
 def test_a_browser_may_send_the_token_as_a_password(guarded):
     basic = base64.b64encode(f"anybody:{TOKENS['observe']}".encode()).decode()
     assert guarded.get("/metrics", Authorization=f"Basic {basic}").status == 200
