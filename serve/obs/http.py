@@ -148,7 +148,10 @@ class HttpPort:
         self._server.close_connections()
 
     def _answer(self, target: str, headers: Message, names: Names) -> HttpAnswer:
-        url = urlsplit(target)
+        try:
+            url = urlsplit(target)
+        except ValueError as error:
+            return _text(HTTPStatus.BAD_REQUEST, f"{target[:100]}: {error}")
         if self._callers is not None and url.path in _PATHS:
             caller = self._callers.find(headers["Authorization"], names)
             if (refused := decide(f"GET {url.path}", caller)) is not None:

@@ -137,12 +137,20 @@ class Endpoint:
     def _refuse_other_sites(self, request: Request) -> None:
         """Refuse what a page of another site makes a browser send; it could unload models."""
         origin = request.headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != request.headers.get("host", ""):
+        if origin is not None and _host_of(origin) != request.headers.get("host", ""):
             self._counts.refused(counts.CROSS_SITE)
             raise RestError(
                 HTTPStatus.FORBIDDEN,
                 f"Origin: a page of {origin[:100]} may not send requests to this server",
             )
+
+
+def _host_of(origin: str) -> str | None:
+    """Return host and port of a site; None for a text that names none."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return None
 
 
 def error_reply(error: RestError) -> HttpReply:
@@ -162,7 +170,7 @@ def make_app(
     async def failed(request: Request, error: Exception) -> Endpoint:
         """Answer what no handler answered: an unknown path or method, or a bug."""
         if isinstance(error, HTTPException):
-            text = f"{request.method} {request.url.path}: {error.detail}; see /docs"
+            text = f"{request.method} {request.scope['path']}: {error.detail}; see /docs"
             reply = error_reply(RestError(error.status_code, text, error.headers))
         else:
             text = "internal error; the server's log has the details"

@@ -55,7 +55,7 @@ class Documentation:
         """Return a part of the page."""
         name = request.path_params["asset"]
         if name not in self._assets:
-            raise RestError(HTTPStatus.NOT_FOUND, f"nothing at {request.url.path}; see /docs")
+            raise RestError(HTTPStatus.NOT_FOUND, f"nothing at {request.scope['path']}; see /docs")
         return HttpReply(self._assets[name], _TYPES[name], headers=PAGE_POLICY)
 
     async def openapi(self, request: Request) -> HttpReply:

@@ -39,7 +39,7 @@ class PageFiles:
         """Return a part of the page."""
         name = request.path_params["asset"]
         if name not in self._files:
-            raise RestError(404, f"nothing at {request.url.path}")
+            raise RestError(404, f"nothing at {request.scope['path']}")
         return self._file(name)
 
     def _file(self, name: str) -> HttpReply:

@@ -224,7 +224,7 @@ class Paths:
 
     async def report(self, request: Request) -> HttpReply:
         """Return the report of the requests so far."""
-        path, query = request.url.path, request.url.query
+        path, query = request.scope["path"], request.scope["query_string"].decode("latin-1")
         target = f"{path}?{query}" if query else path
         found = await unless_gone(request, self._backend.fetch(target, REPORT_S))
         if found.status != HTTPStatus.OK:

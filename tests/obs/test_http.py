@@ -198,6 +198,14 @@ def test_a_client_that_hangs_up_is_no_error(port, caplog):
     assert caplog.records == []
 
 
+def test_a_target_that_is_no_url_is_the_clients_mistake(port, caplog):
+    caplog.set_level(logging.ERROR)
+    with socket.create_connection(("127.0.0.1", port.port)) as client:
+        client.sendall(b"GET http://[ HTTP/1.0\r\n\r\n")
+        assert client.makefile("rb").readline().split()[1] == b"400"
+    assert caplog.records == []
+
+
 @contextmanager
 def dripping(port, count):
     """Run `count` clients that send a header byte by byte and never finish it."""

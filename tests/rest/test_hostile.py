@@ -207,6 +207,18 @@ def test_a_strange_name_is_not_found(gateway, name):
     assert gateway.get("/v2/models/gcn").status == 200
 
 
+@pytest.mark.parametrize("path", ["/nothing", "/docs/nothing", "/live/assets/nothing"])
+def test_a_host_that_is_no_address_costs_no_error_of_ours(gateway, path):
+    assert gateway.get(path, Host="[").status == 404
+
+
+@pytest.mark.parametrize("origin", ["http://[", "null", "x", "http://[::1", "//["])
+def test_a_page_of_no_address_is_of_another_site(gateway, engine, origin):
+    answer = gateway.post(INFER, request(), Origin=origin)
+    assert answer.status == 403, answer.body
+    assert not engine.calls
+
+
 def test_no_descriptor_is_left_open(gateway):
     folder = Path(f"/proc/{gateway.process.pid}/fd")
     gateway.post(INFER, request())
