@@ -11,7 +11,7 @@ from serve.client.retries import TimeLimit
 from serve.core.cluster.commands import SendAttempt
 from serve.wire.messages import Failure, WireRequest, encode_response, encode_stream_answer
 
-#: Calls of one stream at once.
+#: Calls of one stream at once, those among them whose answers nobody has read yet.
 AT_ONCE = 32
 
 
@@ -69,6 +69,7 @@ class AsyncCalls:
                 return
             if isinstance(found, BaseException):
                 raise found
+            self._places.release()
             yield found
 
     def cancel(self) -> None:
@@ -95,11 +96,10 @@ class AsyncCalls:
 
     async def _one(self, message: bytes) -> None:
         try:
-            self._answers.put_nowait(await self._ask(message))
+            answer: bytes | BaseException = await self._ask(message)
         except Exception as error:
-            self._answers.put_nowait(error)
-        finally:
-            self._places.release()
+            answer = error
+        self._answers.put_nowait(answer)
 
 
 class Calls:
@@ -112,6 +112,7 @@ class Calls:
         self._ask, self._messages, self._limit = ask, messages, limit
         self._reading = threading.Lock()
         self._over = threading.Event()
+        self._places = threading.Semaphore(AT_ONCE)
         #: An answer, an error, or None when a thread has ended.
         self._answers: queue.SimpleQueue[bytes | BaseException | None] = queue.SimpleQueue()
         self._threads = 0
@@ -130,11 +131,13 @@ class Calls:
             if found is None:
                 ended += 1
             else:
+                self._places.release()
                 yield found
 
     def cancel(self) -> None:
         """Give up what has no answer. Idempotent."""
         self._over.set()
+        self._places.release(AT_ONCE)
 
     def _start(self) -> None:
         """Begin a thread; each begins the next once it has a message, up to the most."""
@@ -143,9 +146,10 @@ class Calls:
 
     def _work(self) -> None:
         try:
-            while not self._over.is_set():
+            while True:
+                self._places.acquire()
                 with self._reading:
-                    message = next(self._messages, None)
+                    message = None if self._over.is_set() else next(self._messages, None)
                     if message is None:
                         break
                     if self._threads < AT_ONCE:
@@ -154,4 +158,5 @@ class Calls:
         except Exception as error:
             self._answers.put(error)
         finally:
+            self._places.release()
             self._answers.put(None)
