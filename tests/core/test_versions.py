@@ -195,6 +195,13 @@ def test_the_canarys_share_goes_to_the_others_in_proportion():
     assert left.shadow == 9
 
 
+def test_a_canary_of_any_share_leaves_all_to_the_other():
+    for hundredths in range(1, 10_000):
+        percent = hundredths / 100
+        rules = VersionRules(((1, percent), (2, 100 - percent)), canary=2).without_canary()
+        assert rules.shares == ((1, pytest.approx(100.0)),)
+
+
 def test_other_versions_and_other_models_are_not_counted():
     router = on_trial()
     for version in (3, 4):

@@ -91,7 +91,10 @@ class VersionRules(msgspec.Struct, frozen=True):
         """Return the rules with the canary's share given to the others, in proportion."""
         left = [share for share in self.shares if share[0] != self.canary]
         total = sum(percent for _, percent in left)
-        scaled = tuple((version, _WHOLE * percent / total) for version, percent in left)
+        # A product that is rounded, divided, may be above the whole.
+        scaled = tuple(
+            (version, min(_WHOLE, _WHOLE * percent / total)) for version, percent in left
+        )
         return msgspec.structs.replace(self, shares=scaled, canary=None)
 
 
