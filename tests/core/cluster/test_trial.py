@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve.core.cluster.growth import Growth
-from serve.core.cluster.trial import Trial, TrialEnd
+from serve.core.cluster.trial import SILENT_NS, Trial, TrialEnd
 from serve.core.versions.comparison import LEAST, Ends
 
 S = 1_000_000_000
@@ -63,6 +63,21 @@ def test_without_requests_it_is_kept_and_one_that_is_not_ready_at_the_end_is_not
         verdict = trial.verdict(60 * S)
         assert verdict.kept is is_ready
         assert ("not ready" in verdict.reason) is not is_ready
+
+
+def test_one_that_is_lost_with_its_machine_is_not_kept_and_a_pause_of_all_is_no_loss():
+    trial = Trial(LASTS)
+    told(trial, Ends(), Ends(), 10)
+    assert trial.verdict(70 * S) == TrialEnd(True)
+    trial.told("old", Ends(), on_trial=False, is_ready=True, now_ns=10 * S + SILENT_NS)
+    assert trial.verdict(70 * S) == TrialEnd(True)
+    trial.told("old", Ends(), on_trial=False, is_ready=True, now_ns=69 * S)
+    assert trial.verdict(69 * S) is None
+    verdict = trial.verdict(70 * S)
+    assert not verdict.kept
+    assert "said nothing for 59 s" in verdict.reason
+    told(trial, Ends(), Ends(), 70)  # it was started anew
+    assert trial.verdict(70 * S) == TrialEnd(True)
 
 
 def test_counts_that_begin_again_are_added_to_what_they_were():
