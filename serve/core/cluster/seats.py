@@ -134,9 +134,12 @@ class Seats:
         A server that is lost stays until another with its seat is ready: it may be silent to the
         cluster alone. Empty while a part has no server.
         """
-        if any(number not in self._taken for number in range(self._parts)):
+        here = {seat.address for seat in self._taken.values() if not seat.left}
+        # A server that took another seat has nothing more of the part that it had.
+        seats = [seat for seat in self.known() if not (seat.left and seat.address in here)]
+        parts = {self.part_of(seat.number) for seat in seats}
+        if len(parts) < self._parts or seats[0].number != 0:
             return []
-        seats = self.known()
         found = {seat.address: self.part_of(seat.number) for seat in seats}
         for seat in seats:
             if seat.before:

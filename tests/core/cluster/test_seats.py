@@ -124,6 +124,24 @@ def test_who_is_to_order_changes_needs_the_log_of_those_that_were_made():
     assert seats.take(asked("f", has_log=True), 4, 0).number == 0
 
 
+def test_a_server_that_takes_another_seat_is_asked_for_the_part_of_that_one():
+    seats, (a, _, c, d) = full(4, 2)
+    for lost in (a, c, d):
+        seats.left(lost.address)
+    assert seats.take(asked("d", has_log=False), 4, 0).number == 2
+    assert seats.stores() == [("a:1", 0), ("b:1", 1), ("d:1", 0)]
+
+
+def test_nobody_orders_changes_who_had_the_first_seat_and_takes_another():
+    seats, (a, b) = full(2, 2)
+    seats.left(a.address)
+    seats.left(b.address)
+    assert seats.take(asked("a", has_log=False), 2, 0).number == 1
+    assert seats.stores() == []
+    assert seats.take(asked("b"), 2, 0).number == 0
+    assert seats.stores() == [("b:1", 0), ("a:1", 1)]
+
+
 def test_after_a_loss_of_all_machines_nobody_begins_a_log_beside_the_one_that_was():
     lost, _ = full(2, 2)
     seats = Seats(2, lost.known())
