@@ -105,6 +105,16 @@ def test_names_beyond_the_most_share_one_place():
     assert len(shares._given_ns) <= MOST_TENANTS + 1
 
 
+def test_a_tenant_with_limits_keeps_them_beside_ever_so_many_names():
+    rules = (TenantRules("limited", max_in_queue=1),)
+    simulation = Simulation(Scheduler(params(lanes=1)), DeviceModel())
+    simulation.scheduler.handle(TenantsChanged(rules), 0)
+    names = [*(f"t{number}" for number in range(MOST_TENANTS)), "limited", "limited"]
+    simulation.run([offered(i, 5, 0.0, tenant=name) for i, name in enumerate(names)])
+    refused = [row.task.task_id for row in simulation.answered if isinstance(row.outcome, Rejected)]
+    assert refused == [MOST_TENANTS + 1]
+
+
 @given(
     st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 10**9), st.booleans()), max_size=80)
 )

@@ -31,7 +31,9 @@ _OTHERS = ""
 class Shares:
     """Unfinished work and requests by tenant."""
 
-    __slots__ = ("_count", "_given_ns", "_lately", "_recent", "_total_ns", "_weights", "_work_ns")
+    __slots__ = (
+        "_count", "_given_ns", "_lately", "_named", "_recent", "_total_ns", "_weights", "_work_ns",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self._recent: deque[str] = deque()
@@ -46,9 +48,13 @@ class Shares:
         self._given_ns: dict[str, float] = {}
         #: Of tenants whose weight is not 1.
         self._weights: dict[str, float] = {}
+        #: Tenants that have rules, and so a place of their own.
+        self._named: frozenset[str] = frozenset()
 
     def set_rules(self, rules: Iterable[TenantRules]) -> None:
         """Take the tenants' weights."""
+        rules = tuple(rules)
+        self._named = frozenset(one.name for one in rules)
         self._weights = {one.name: one.weight for one in rules if one.weight != 1.0}
 
     def place(self, tenant: str) -> str:
@@ -56,7 +62,7 @@ class Shares:
         if tenant in self._lately or tenant in self._count:
             return tenant
         known = max(len(self._lately), len(self._count))
-        return tenant if known < MOST_TENANTS or tenant in self._weights else _OTHERS
+        return tenant if known < MOST_TENANTS or tenant in self._named else _OTHERS
 
     def asks(self, tenant: str) -> None:
         """Count a request of the tenant, whether or not it will be admitted."""
