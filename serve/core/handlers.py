@@ -227,9 +227,10 @@ class EventHandlers:
             if run is not None:
                 self._blame(run.model)
                 self._board.vacate(run, self._tasks.now_ns)
+                merged = len(run.members) > 1
                 for record in reversed(run.members):
-                    record.apart = len(run.members) > 1
-                    self._lose(record, lane_id, "" if record.apart else run.over_limit)
+                    record.apart |= merged
+                    self._lose(record, lane_id, "" if merged else run.over_limit)
             # A lane may also be lost while it starts, before it was ever ready.
             self._board.lane_down(lane_id)
         self._planner.stale = True

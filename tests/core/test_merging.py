@@ -227,6 +227,17 @@ def test_after_a_split_one_may_overrun_and_run_with_all_the_memory(union):
     assert all(isinstance(outcome, Completed) for outcome in union.answers.values())
 
 
+def test_one_of_a_union_that_failed_joins_no_other_when_its_own_lane_is_lost(union):
+    union.end(L0, TaskFailed(T0, L0, FailReason.MODEL_ERROR, "raised"))
+    union.prepare(0)
+    union.lane_lost(L0)
+    union.arrive(tolerant(3))
+    while union.preparing:
+        union.prepare(min(union.preparing))
+    union.lane_ready(L0)
+    assert union.members == {0: (0,)}
+
+
 def test_a_lost_lane_hands_each_over(union):
     union.lane_lost(L0)
     union.lane_ready(L0)
