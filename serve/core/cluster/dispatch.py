@@ -308,7 +308,7 @@ class Dispatcher:
     def _offer_place(self, view: MachineView) -> None:
         """Give the place of a request that was answered to the first that was refused there."""
         for flight in self._waiting.values():
-            if view in flight.refused_by:
+            if view in flight.refused_by and view in self._ready:
                 flight.ask_again(view)
                 self._route(flight)
                 return

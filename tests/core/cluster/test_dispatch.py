@@ -157,6 +157,17 @@ def test_it_goes_to_a_machine_that_joins_meanwhile():
     assert join(front, "c", now=S) == [SendAttempt(1, 3, "c")]
 
 
+def test_it_waits_on_while_the_machine_that_refused_it_is_not_ready():
+    front = dispatcher("a", full_patience_ns=10 * S)
+    arrive(front, 1)
+    front.handle(AttemptFailed(1, 1, REFUSED, "full", 5 * S), 0)
+    arrive(front, 2)
+    front.handle(ProbeMissed("a", 1), S)
+    assert front.handle(AttemptAnswered(2, 1), 2 * S) == [PassAnswer(2, 1, "a")]
+    assert front.handle(TimePassed(), 7 * S) == []
+    assert front.handle(ProbePassed("a", 1), 8 * S) == [SendAttempt(1, 2, "a")]
+
+
 def test_it_is_sent_again_after_the_wait_that_was_asked_for():
     front, *_ = full()
     front.handle(AttemptFailed(1, 2, REFUSED, "full", 3 * S), 0)
