@@ -120,7 +120,9 @@ class Haproxy:
         with self._lock:
             if server in self._names:
                 return
-            self._leaving = [name for name in self._leaving if not self._deleted(name)]
+            for name in tuple(self._leaving):
+                if self._deleted(name):
+                    self._leaving.remove(name)
             name = f"m{next(self._numbers)}"
             self._say(f"add server machines/{name} {server} proto h2", _ADDED)
             self._names[server] = name

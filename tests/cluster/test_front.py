@@ -408,3 +408,37 @@ def test_it_tells_when_it_got_a_request_whatever_its_client_says(tmp_path):
     finally:
         front.stop()
         server.stop(2.0)
+
+
+def test_a_server_that_cannot_be_deleted_now_keeps_no_other_from_being_added(tmp_path, monkeypatch):
+    known, busy, stuck = set(), {"m0", "m1"}, set()
+
+    def say(proxy, command, *expected):
+        name = command.split()[2].removeprefix("machines/")
+        if command.startswith("add "):
+            known.add(name)
+            return haproxy._ADDED
+        if not command.startswith("del "):
+            return ""
+        if name in stuck:
+            raise TimeoutError
+        if name not in known:
+            raise ConfigError("No such server.")
+        if name in busy:
+            return haproxy._HAS_CONNECTIONS
+        known.remove(name)
+        return haproxy._DELETED
+
+    monkeypatch.setattr(Haproxy, "_say", say)
+    proxy = Haproxy("127.0.0.1", 1, tmp_path)
+    for server in ("a:1", "b:1"):
+        proxy.add(server)
+    for server in ("a:1", "b:1"):
+        proxy.remove(server)
+    busy.clear()
+    stuck.add("m1")
+    with pytest.raises(TimeoutError):
+        proxy.add("c:1")
+    stuck.clear()
+    proxy.add("c:1")
+    assert known == {"m2"}
