@@ -68,6 +68,8 @@ class Coordinator:
         lease_s = 3600.0 if self._rollout is None else self._rollout.pool.spec.lease_s
         self._registry = Registry(lease_s, known, time.monotonic())
         self._problem = ""
+        #: Why the files do not say what is known; empty while they do.
+        self._unwritten = ""
         self._next_start_s = 0.0
         self._over = threading.Event()
         self._feeder = threading.Thread(target=self._feed, name="feed front", daemon=True)
@@ -184,7 +186,8 @@ class Coordinator:
     def problem(self) -> str:
         """Return what is wrong with the front, or with servers; empty when nothing is."""
         with self._lock:
-            return self._problem or ("" if self._rollout is None else self._rollout.problem)
+            rollout_problem = "" if self._rollout is None else self._rollout.problem
+            return self._problem or self._unwritten or rollout_problem
 
     def end(self) -> None:
         """End the front, and leave no file of the cluster's state."""
@@ -199,18 +202,30 @@ class Coordinator:
         while not self._over.wait(_LOOK_S):
             with self._lock:
                 self._registry.look(time.monotonic())
-                known, rollout = self._registry.known(), self._rollout
+                rollout = self._rollout
                 if rollout is None:
                     continue
                 rollout.change(self._registry.ready_count, time.monotonic_ns())
                 pool = rollout.pool
-                self._write(pool)
-                if known != self._written:
-                    replace_file(self._known_file, msgspec.json.encode(known))
-                    write_servers(self._servers_file, *self._registry.servers())
-                    self._written = known
+                self._write_all(pool)
             self._keep_front(pool)
             self._deploy_anew(rollout)
+
+    def _write_all(self, pool: Pool) -> None:
+        """Have the files say what is known; where they cannot be written, the next call tries."""
+        try:
+            self._write(pool)
+            known = self._registry.known()
+            if known != self._written:
+                replace_file(self._known_file, msgspec.json.encode(known))
+                write_servers(self._servers_file, *self._registry.servers())
+                self._written = known
+            self._unwritten = ""
+        except OSError as error:
+            told = f"{self._folder}: what is known of servers cannot be written: {error.strerror}"
+            if told != self._unwritten:
+                _log.error("%s", told)
+            self._unwritten = told
 
     def _write(self, pool: Pool) -> None:
         if pool != self._kept:

@@ -1,6 +1,7 @@
 """What changes a cluster by itself: figures read from a report, trials and scaling of a pool."""
 
 import dataclasses
+import errno
 import sqlite3
 from contextlib import closing
 
@@ -13,7 +14,7 @@ from serve.cluster.figures import FigureReader, Figures
 from serve.cluster.pool import PoolKeeper, bounds_of, digest_of, update_of
 from serve.cluster.registry import SeatGiven, Standing
 from serve.cluster.replica import FOLDER_VARIABLE, Replica, ReplicaSpec
-from serve.cluster.servers_file import read_servers
+from serve.cluster.servers_file import read_servers, write_servers
 from serve.cluster.stores_file import read_stores
 from serve.cluster.supervised import Supervised
 from serve.core.cluster.seats import OwnSeat, SeatAsked
@@ -226,6 +227,29 @@ def test_servers_learn_of_each_other_and_one_on_trial_of_nobody(tmp_path, monkey
         coordinator.keep(ON_TRIAL)
         assert coordinator.announce(announced("b", "2")) == Standing(False, [], [])
         assert coordinator.announce(first).servers == ["a:1", "b:1"]
+    finally:
+        coordinator.end()
+
+
+def test_a_full_disk_keeps_servers_from_the_front_no_longer_than_it_is_full(tmp_path, monkeypatch):
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(Coordinator, "_keep_front", lambda self, pool: None)
+    is_full = True
+
+    def write(*given):
+        if is_full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_servers(*given)
+
+    monkeypatch.setattr("serve.cluster.coordinator.write_servers", write)
+    coordinator = Coordinator("c", lambda pool: None)
+    try:
+        coordinator.keep(POOL)
+        coordinator.announce(announced("a"))
+        wait_for(lambda: "No space left on device" in coordinator.problem(), "the problem")
+        is_full = False
+        wait_for(lambda: not coordinator.problem(), "the file")
+        assert read_servers(tmp_path / "c" / "servers") == (["a:1"], [])
     finally:
         coordinator.end()
 
