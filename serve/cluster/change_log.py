@@ -24,6 +24,15 @@ _HEAD = struct.Struct("<I16s")
 MOST_RECORD_BYTES = 8 << 20
 
 
+def require_short(record: bytes) -> None:
+    """Raise TooBig for a record that no log takes."""
+    if len(record) > MOST_RECORD_BYTES:
+        raise TooBig(
+            f"the change takes {len(record)} bytes, and the log of changes takes"
+            f" {MOST_RECORD_BYTES} at once: send it as several"
+        )
+
+
 class ChangeLog:
     """An open log. One thread at a time."""
 
@@ -76,11 +85,7 @@ class ChangeLog:
 
     def append(self, record: bytes) -> None:
         """Write a record to the disk; raises TooBig when it is full, NotReady when that fails."""
-        if len(record) > MOST_RECORD_BYTES:
-            raise TooBig(
-                f"the change takes {len(record)} bytes, and the log of changes takes"
-                f" {MOST_RECORD_BYTES} at once: send it as several"
-            )
+        require_short(record)
         if self._end + _HEAD.size + len(record) > self._most_bytes:
             raise TooBig(
                 f"the log of changes is full: {self._end} of {self._most_bytes} bytes, and the"

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from serve.cluster.change_log import ChangeLog
+from serve.cluster.change_log import ChangeLog, require_short
 from serve.cluster.change_wire import ChangeRecord
 from serve.cluster.following import FollowerThread
 from serve.cluster.made_changes import MadeChanges
@@ -144,6 +144,8 @@ class SharedChanges:
             raise NotReady(f"this server makes no changes of other servers: it {trouble}")
         key = secrets.token_bytes(16)
         record = msgspec.msgpack.encode(ChangeRecord(key, graph, files, encode_change(change)))
+        # The sequencer ends the connection of who sends it more than a message holds.
+        require_short(record)
         with self._made.expected(key):
             if not self._turn.acquire(timeout=_TURN_S):
                 raise NotReady(f"changes before this one have not ended in {_TURN_S:g} s")

@@ -64,6 +64,15 @@ def test_what_is_wrong_with_a_change_is_told_to_who_sent_it(tmp_path):
         assert 8000 < counted.log_bytes <= 10_000
 
 
+def test_a_change_larger_than_a_message_is_refused_with_its_size(tmp_path):
+    with cluster(tmp_path, 2) as two:
+        two.order_changes()
+        large = np.zeros((row_wire.MOST_BYTES // (4 * FEATURES) + 1, FEATURES), np.float32)
+        with pytest.raises(TooBig, match="send it as several"):
+            change(two, 1, Change(add_x=large))
+        assert change(two, 1, all_are(1)).version == 2
+
+
 def test_servers_that_start_anew_make_all_changes_before_they_serve(tmp_path):
     with cluster(tmp_path, 2) as two:
         two.order_changes()
