@@ -137,7 +137,9 @@ class Arrivals:
         # What a tenant's own limits refuse was never for the lanes: it is no load, and no share.
         if totals.rates.any and not self.draining:
             own = shares.count(tenant) + beside
-            if (limited := totals.rates.refusal(tenant, own, now_ns)) is not None:
+            follows = beside > 0
+            limited = totals.rates.refusal(tenant, own, now_ns, follows=follows)
+            if limited is not None:
                 return limited
             is_beyond = totals.rates.is_beyond(tenant, now_ns) and shares.has_others(tenant)
         overloaded = totals.demand.asked(estimate.solo_ns, now_ns, totals.slots)

@@ -4,8 +4,17 @@ import pytest
 from msgspec.structs import replace
 
 from serve.core.commands import AnswerTask, LaunchTask, ReleaseTask
-from serve.core.events import DrainStarted, TaskCancelled
-from serve.core.types import Bytes, InputBlock, LaneId, Rejected, RejectReason, TaskId, Withdrawn
+from serve.core.events import DrainStarted, TaskCancelled, TenantsChanged
+from serve.core.types import (
+    Bytes,
+    InputBlock,
+    LaneId,
+    Rejected,
+    RejectReason,
+    TaskId,
+    TenantRules,
+    Withdrawn,
+)
 from tests.builders import MS, params, task, unions_saving
 from tests.core.world import World, ready
 
@@ -68,6 +77,19 @@ def test_inputs_of_two_requests_are_counted_apart(start):
     world.arrive_jointly(joint(0)[:2], world.now)
     world.arrive_jointly(joint(3)[:2], world.now)
     assert world.scheduler.parts.board.ledger.reserved_bytes == 2 * (600 + 2 * 400)
+
+
+def test_a_request_of_more_models_than_its_tenant_s_rate_enters_and_each_counts(start):
+    world = start(lanes=3)
+    world.tell(TenantsChanged((TenantRules("slow", requests_per_s=1.0),)))
+    world.arrive_jointly(joint(0, tenant="slow"), world.now)
+    assert not world.answers
+    world.advance(2999 * MS)
+    world.arrive_jointly(joint(3, tenant="slow"), world.now)
+    assert world.answers[3].reason is RejectReason.TENANT_LIMIT
+    world.advance(2 * MS)
+    world.arrive_jointly(joint(6, tenant="slow"), world.now)
+    assert 6 not in world.answers
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])

@@ -1,8 +1,9 @@
 """Limits of tenants: how many of their requests may be unanswered, and how many may come a second.
 
-Rates are token buckets: a tenant may send the requests of one second at once, and at least one. A
-tenant is beyond its limits for a second after they refused one of its requests. What it sends
-meanwhile runs after all that other tenants send, and leaves them the last idle lane.
+Rates are token buckets: a tenant may send the requests of one second at once, and at least one. Of
+a joint request each part counts. A tenant is beyond its limits for a second after they refused one
+of its requests. What it sends meanwhile runs after all that other tenants send, and leaves them the
+last idle lane.
 """
 
 from collections.abc import Iterable
@@ -44,10 +45,14 @@ class TenantRates:
         refused_ns = self._refused_ns.get(tenant)
         return refused_ns is not None and now_ns - refused_ns < _SECOND_NS
 
-    def refusal(self, tenant: str, unanswered: int, now_ns: Nanos) -> Rejected | None:
+    def refusal(
+        self, tenant: str, unanswered: int, now_ns: Nanos, *, follows: bool = False
+    ) -> Rejected | None:
         """Count a request of the tenant; return why it may not enter, or None.
 
-        `unanswered` counts the tenant's accepted requests without an answer.
+        `unanswered` counts the tenant's accepted requests without an answer. One that `follows` is
+        of a joint request whose first part entered: its token is owed where there is none, as a
+        request of more parts than the rate would never enter.
         """
         rules = self._rules.get(tenant)
         if rules is None:
@@ -66,7 +71,7 @@ class TenantRates:
         most = max(1.0, rate)
         left, since_ns = self._tokens.get(tenant, (most, now_ns))
         left = min(most, left + (now_ns - since_ns) * rate / _SECOND_NS)
-        if left >= 1.0:
+        if left >= 1.0 or follows:
             self._tokens[tenant] = left - 1.0, now_ns
             return None
         self._tokens[tenant] = left, now_ns
