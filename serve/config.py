@@ -219,9 +219,9 @@ class TrainingConfig(Section, frozen=True):
     memory: str = "256 MiB"
     #: Order of jobs: that of a policy for requests.
     policy: str = "lmcf"
-    #: `governed`: a job runs beside requests as far as these stay in time; `strict`: only while
-    #: there is no request.
-    slack: Literal["governed", "strict"] = "governed"
+    #: `strict`: a job runs only while there is no request; `governed`: beside requests, too, as
+    #: far as these are expected to stay in time.
+    slack: Literal["governed", "strict"] = "strict"
     #: `csr`: known layers run over kernels with gradients; `eager`: PyG's own code runs.
     executor: Literal["csr", "eager"] = "csr"
     #: Time between checkpoints, at most what a job loses when its process ends.

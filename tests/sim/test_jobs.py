@@ -22,7 +22,7 @@ from serve.sim.jobs import OfferedJob
 from tests.builders import MS, US, params, task
 
 AT_ONCE = DeviceModel(switch_ns=Nanos(0))
-FREE = JobRules(workers=2, memory_bytes=Bytes(100), switch_ns=Nanos(0))
+FREE = JobRules(workers=2, memory_bytes=Bytes(100), switch_ns=Nanos(0), slack="governed")
 
 
 def request(task_id, run_ns, at_ns, prepare_ns=0, **fields):

@@ -74,7 +74,7 @@ class JobRules:
     policy: str = "lmcf"
     discipline: Literal["rolling", "barrier"] = "rolling"
     #: `strict`: jobs run only while no request is there.
-    slack: Literal["governed", "strict"] = "governed"
+    slack: Literal["governed", "strict"] = "strict"
     #: How much longer a request's run takes beside 0, 1, 2, … jobs that run, at least.
     slowdown: tuple[float, ...] = NO_SLOWDOWN
     #: Time that stopping a job, or letting it go on, takes.

@@ -40,7 +40,7 @@ from serve.core.types import Bytes, LaneId, Nanos, TaskId
 from serve.errors import InvariantViolation
 from tests.builders import MS, US, params, task, usage
 
-RULES = JobRules(workers=2, memory_bytes=Bytes(100), switch_ns=Nanos(0))
+RULES = JobRules(workers=2, memory_bytes=Bytes(100), switch_ns=Nanos(0), slack="governed")
 
 
 class Told:
