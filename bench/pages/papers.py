@@ -258,6 +258,15 @@ def clusters() -> str:
     })  # fmt: skip
 
 
+def placement_search() -> str:
+    """Return what a search for a placement takes."""
+    return flat(read_result("dgtp")["search"], {
+        "workers come together by": "{testbed}", "data": "{data}", "steps": "{steps:,}",
+        "s of processor": "{search_s:.1f}", "placements run": "{run_count}",
+        "run of one, ms": "{run_ms:.1f}",
+    })  # fmt: skip
+
+
 def placed_serving() -> str:
     """Return what placing stores, samplers and lanes gains."""
     return flat(read_result("dgtp_serving")["rows"], {
@@ -292,6 +301,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "cognn costs": queue_costs,
     "dgtp testbeds": testbeds,
     "dgtp clusters": clusters,
+    "dgtp search": placement_search,
     "dgtp serving": placed_serving,
     "dgtp live": live_jobs,
 }
