@@ -13,12 +13,19 @@ from safetensors.numpy import save_file
 
 from bench.kit.waiting import PATIENCE_S, wait_for
 from serve.config import TrainingConfig
-from serve.core.jobs.commands import EndJob, StartJob
-from serve.core.jobs.events import JobCancelled, JobFinished, JobLost, JobSubmitted
+from serve.core.jobs.commands import EndJob, PrepareJob, StartJob
+from serve.core.jobs.events import (
+    JobCancelled,
+    JobFailed,
+    JobFinished,
+    JobLost,
+    JobSubmitted,
+)
 from serve.core.jobs.types import JobEnd, JobNeeds, JobOutcome
 from serve.core.types import Bytes, Nanos
+from serve.errors import QueueFull
 from serve.ipc.messages import JobTrained
-from serve.server.training import job_folder
+from serve.server.training import job_folder, job_work, trainer
 from serve.server.training.job_disk import JobDisk
 from serve.server.training.job_facts import JobCall
 from serve.server.training.trainer import Trainer
@@ -35,6 +42,8 @@ class World:
         self.lock, self.told = threading.Lock(), []
         #: Open: the process says that it has trained; a model is loaded.
         self.trained, self.loaded = threading.Event(), threading.Event()
+        #: A process was told to end.
+        self.killed = threading.Event()
         self.trainer = Trainer(
             TrainingConfig(workers=2),
             path / "jobs",
@@ -58,10 +67,18 @@ class World:
             self.trained.wait(PATIENCE_S)
             return JobTrained(0.9)
 
-        yield SimpleNamespace(pid=None, send=lambda _: None, receive=receive, kill=lambda: None)
+        send, kill = (lambda _: None), self.killed.set
+        yield SimpleNamespace(pid=None, send=send, receive=receive, kill=kill)
 
     def free_cores(self):
         return []
+
+    def prepare(self):
+        """Have a job measured; returns its number."""
+        job_id = self.trainer._take(JobCall("gcn", "community", 3), 1).job_id
+        with self.lock:
+            assert self.trainer.carry_out(PrepareJob(job_id)) is None
+        return job_id
 
     def train(self, weights=b"weights"):
         """Start a job; returns its number."""
@@ -152,6 +169,44 @@ def test_a_cancellation_waits_for_a_version_that_is_about_to_appear(world, monke
     assert answers[0].version == world.facts(job_id).version == (0 if fails else 2)
     assert world.versions == (["1"] if fails else ["1", "2"])
     assert (world.facts(job_id).state == "done") != fails
+
+
+def test_a_job_that_is_cancelled_while_it_is_measured_leaves_nothing(world, monkeypatch):
+    begun, cancelled = threading.Event(), threading.Event()
+
+    def keep_graph(folder, graph, seed):
+        begun.set()
+        assert cancelled.wait(PATIENCE_S)
+        (folder.path / "graph.safetensors").write_bytes(b"graph")
+
+    monkeypatch.setattr(job_work, "graph_for", lambda *given: None)
+    monkeypatch.setattr(job_folder.JobFolder, "keep_graph", keep_graph)
+    monkeypatch.setattr(trainer, "MOST_JOBS", 2)
+    first = world.prepare()
+    assert begun.wait(PATIENCE_S)
+    assert world.trainer.cancel(first).state == "cancelled"
+    second = world.prepare()
+    assert world.trainer.cancel(second).state == "cancelled"
+    # What is still done for them counts as they do.
+    with pytest.raises(QueueFull):
+        world.prepare()
+    cancelled.set()
+    assert world.killed.wait(PATIENCE_S)
+    world.trained.set()
+    wait_for(lambda: not job_threads(), "the threads of the jobs to end")
+    for number in (first, second):
+        kept = world.trainer._folder / str(number)
+        assert [path.name for path in kept.iterdir()] == ["job.json"]
+    world.prepare()
+
+
+def test_a_job_whose_step_cannot_be_measured_fails_whatever_the_reason(world, monkeypatch):
+    def measure(*given):
+        raise MemoryError("no room for the graph")
+
+    monkeypatch.setattr(job_work, "measure", measure)
+    world.prepare()
+    wait_for(lambda: JobFailed in world.told, "the failure")
 
 
 def test_jobs_of_one_model_publish_versions_of_their_own(world):

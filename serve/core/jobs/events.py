@@ -48,11 +48,13 @@ class JobOverran(msgspec.Struct, frozen=True):
 
 
 class JobLost(msgspec.Struct, frozen=True):
-    """The job's process died."""
+    """The job's process died, or what it trained could not be published."""
 
     job_id: JobId
     #: Steps that its last checkpoint holds.
     steps_kept: int
+    #: What went wrong, as far as is known.
+    message: str = ""
 
 
 class JobCancelled(msgspec.Struct, frozen=True):

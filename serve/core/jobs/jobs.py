@@ -51,7 +51,7 @@ from serve.errors import InvariantViolation
 
 #: The next request is expected no sooner than so many switches from now.
 _SWITCHES_APART = 4
-#: A job whose process died so often without a step in between has failed.
+#: A job that was lost so often without a step in between has failed.
 _MOST_LOSSES = 3
 _NO_TARGET = QoS(Nanos(1 << 62))
 
@@ -64,7 +64,7 @@ class JobRecord(msgspec.Struct, eq=False):
     needs: JobNeeds | None = None
     reserve_bytes: Bytes = Bytes(0)
     steps_done: int = 0
-    #: Processes that died since the last step.
+    #: Times it was lost since the last step.
     losses: int = 0
     overran: bool = False
 
@@ -283,7 +283,9 @@ class TrainingJobs:
             return
         record.losses += 1
         if record.losses == _MOST_LOSSES:
-            message = f"its process died {_MOST_LOSSES} times without a step in between"
+            message = f"it was lost {_MOST_LOSSES} times without a step in between"
+            if event.message:
+                message = f"{message}: {event.message}"
             self._end(event, JobEnd.FAILED, message)
             return
         self._leave(record, JobLost)

@@ -77,6 +77,8 @@ class HeldJob:
     spec: ModelSpec | None = None
     needs: JobNeeds | None = None
     run: JobRun | None = None
+    #: The process that measures its step, until the thread that waits for it has ended.
+    measuring: JobRun | None = None
     #: Watches over what its processes write; None before its graph is kept.
     disk: JobDisk | None = None
     epochs_done: int = 0

@@ -9,7 +9,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from serve.config import TrainingConfig
-from serve.core.jobs.events import JobEvent, JobFailed, JobFinished, JobOverran, JobPrepared
+from serve.core.jobs.events import (
+    JobEvent,
+    JobFailed,
+    JobFinished,
+    JobLost,
+    JobOverran,
+    JobPrepared,
+)
 from serve.core.jobs.types import JobNeeds
 from serve.core.types import Bytes, Nanos
 from serve.errors import Mismatch, ModelError, ServeError
@@ -65,9 +72,13 @@ def require_trainable(spec: ModelSpec) -> None:
 
 
 def measure(
-    job: HeldJob, graphs: GraphStore, processes: Trainers, config: TrainingConfig
+    job: HeldJob,
+    graphs: GraphStore,
+    processes: Trainers,
+    config: TrainingConfig,
+    began: Callable[[Calibrator], None],
 ) -> JobEvent:
-    """Keep the job's graph, and find what a step on it needs."""
+    """Keep the job's graph, and find what a step on it needs; `began` is told of the process."""
     spec, folder = job.spec, str(job.folder.path)
     assert spec is not None
     try:
@@ -77,6 +88,7 @@ def measure(
             processes.start(spec.domain, str(job.folder.shared)) as process,
             job.disk.watched(process),
         ):
+            began(process)
             process.send(MeasureStep(spec, folder, config.executor))
             said = _heard(process, _MEASURE_S)
     except (ServeError, OSError, EOFError) as error:
@@ -171,6 +183,17 @@ def finish(
         where = f"written as version {job.version} of model '{spec.name}'"
         return JobFailed(job.job_id, f"trained and {where}, which does not load: {error}")
     return JobFinished(job.job_id)
+
+
+def lost(job: HeldJob, disk: JobDisk, error: Exception) -> JobEvent:
+    """Return what it means for the job that its process ended, or could not be published."""
+    job.epochs_kept = job.folder.steps_kept()
+    if disk.exceeded:
+        return JobFailed(job.job_id, disk.exceeded)
+    if isinstance(error, (ServeError, OSError, EOFError)):
+        return JobLost(job.job_id, job.epochs_kept, str(error))
+    _log.error("job %d: it was not trained", job.job_id, exc_info=error)
+    return JobFailed(job.job_id, f"it was not trained: {error!r}")
 
 
 def next_version(spec: ModelSpec, others: Iterable[HeldJob]) -> int:

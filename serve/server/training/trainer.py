@@ -40,6 +40,7 @@ from serve.server.training import job_work
 from serve.server.training.held_job import HeldJob, JobRun
 from serve.server.training.job_facts import JobCall, JobStatus, TrainingEstimate
 from serve.server.training.job_folder import JobFolder, KeptJob, highest_number, kept_jobs
+from serve.server.training.measuring import StepMeasurer
 from serve.server.training.publishing import Publisher
 from serve.threads import Thread
 
@@ -76,6 +77,7 @@ class Trainer:
         self._changed = threading.Condition(lock)
         #: The scheduler hears of jobs in order of their ids.
         self._one_at_a_time = threading.Lock()
+        self._measurer = StepMeasurer(graphs, processes, config, lock)
         self._jobs: dict[int, HeldJob] = {}
         #: A folder that cannot be read as a job keeps its number, and what is in it.
         self._last_id = highest_number(folder)
@@ -125,7 +127,8 @@ class Trainer:
 
     def _take(self, call: JobCall, version: int) -> JobStatus:
         with self._lock:
-            if sum(not job.end for job in self._jobs.values()) >= MOST_JOBS:
+            going_on = [one for one in self._jobs.values() if not one.end or one.measuring]
+            if len(going_on) >= MOST_JOBS:
                 raise QueueFull(f"there are {MOST_JOBS} jobs without an end already", _RETRY_NS)
             self._last_id = job_id = self._last_id + 1
             file = KeptJob(
@@ -199,15 +202,15 @@ class Trainer:
         job = self._jobs[command.job_id]
         match command:
             case PrepareJob():
-                job.preparing = True
+                job.preparing, job.measuring = True, (run := JobRun())
                 failed = JobFailed(job.job_id, "the system has no thread for it")
-                return self._begin(job, lambda: self._prepare(job), failed)
+                return self._begin(job, lambda: self._prepare(job, run), failed)
             case StartJob(reserve_bytes=reserve_bytes):
                 job.run = run = JobRun()
                 lost = self._begin(
                     job,
                     lambda: self._train(job, run, reserve_bytes),
-                    JobLost(job.job_id, job.epochs_kept),
+                    JobLost(job.job_id, job.epochs_kept, "the system has no thread for it"),
                 )
                 if lost is not None:
                     job.run = None
@@ -256,12 +259,13 @@ class Trainer:
             Thread(target=work, name=name).start()
         except RuntimeError as error:
             _log.error("%s: %s", name, error)
+            job.measuring = None
             return failed
         return None
 
-    def _prepare(self, job: HeldJob) -> None:
-        found = job_work.measure(job, self._graphs, self._processes, self._config)
-        self._tell_of(job, found)
+    def _prepare(self, job: HeldJob, run: JobRun) -> None:
+        if (found := self._measurer.measure(job, run)) is not None:
+            self._tell_of(job, found)
 
     def _train(self, job: HeldJob, run: JobRun, reserve_bytes: int) -> None:
         """Train the job in a process from its checkpoint on, and publish the weights."""
@@ -286,13 +290,11 @@ class Trainer:
                 run.process = None
             publish = partial(self._publisher.publish, job, lambda: run.over or self._stopping)
             event = job_work.finish(job, said, publish, self._load)
-        except (ServeError, OSError, EOFError) as error:
+        except Exception as error:
+            # NOTE: a job of which nothing is told keeps its worker for good.
             if not (run.over or self._stopping):
                 _log.warning("job %d: its process ended: %s", job.job_id, error)
-            job.epochs_kept = job.folder.steps_kept()
-            event = JobLost(job.job_id, job.epochs_kept)
-            if disk.exceeded:
-                event = JobFailed(job.job_id, disk.exceeded)
+            event = job_work.lost(job, disk, error)
         if event is not None:
             self._tell_of(job, event, run)
 
@@ -337,6 +339,8 @@ class Trainer:
             one.folder.remove()
 
     def _leave(self, job: HeldJob) -> None:
+        if job.measuring is not None:
+            job.measuring.end()
         if job.run is not None:
             job.run.end()
             job.run = None

@@ -181,9 +181,11 @@ def test_a_lost_process_starts_again_from_its_checkpoint():
     told.tell(StepsDone(JobId(0), 6))
     told.tell(JobLost(JobId(0), 5))
     told.tell(JobLost(JobId(0), 5))
-    (end,) = told.tell(JobLost(JobId(0), 5))
+    (end,) = told.tell(JobLost(JobId(0), 5, "the disk is full"))
     assert end.outcome.end is JobEnd.FAILED
-    assert "died 3 times" in end.outcome.message
+    assert end.outcome.message == (
+        "it was lost 3 times without a step in between: the disk is full"
+    )
 
 
 def test_an_overrun_step_is_tried_again_with_all_memory_once():
