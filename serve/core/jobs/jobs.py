@@ -51,7 +51,7 @@ from serve.errors import InvariantViolation
 
 #: The next request is expected no sooner than so many switches from now.
 _SWITCHES_APART = 4
-#: A job that was lost so often without a step in between has failed.
+#: A job that was lost so often without a further step in between has failed.
 _MOST_LOSSES = 3
 _NO_TARGET = QoS(Nanos(1 << 62))
 
@@ -64,7 +64,9 @@ class JobRecord(msgspec.Struct, eq=False):
     needs: JobNeeds | None = None
     reserve_bytes: Bytes = Bytes(0)
     steps_done: int = 0
-    #: Times it was lost since the last step.
+    #: The most that were ever done, which a loss takes back.
+    most_steps: int = 0
+    #: Times it was lost since these were done.
     losses: int = 0
     overran: bool = False
 
@@ -243,7 +245,9 @@ class TrainingJobs:
         if job.job_id <= self._newest:
             raise InvariantViolation(f"job {job.job_id} after job {self._newest}")
         self._newest = job.job_id
-        self.records[job.job_id] = record = JobRecord(job, steps_done=job.steps_done)
+        self.records[job.job_id] = record = JobRecord(
+            job, steps_done=job.steps_done, most_steps=job.steps_done
+        )
         if not self._rules.workers:
             self._ended(record, JobOutcome(JobEnd.FAILED, "there are no workers for training"))
 
@@ -263,7 +267,9 @@ class TrainingJobs:
         record = self._record(event.job_id)
         if record is not None:
             self._step(record, StepsDone)
-            record.steps_done, record.losses = event.steps, 0
+            record.steps_done = event.steps
+            if event.steps > record.most_steps:
+                record.most_steps, record.losses = event.steps, 0
 
     def _on_overran(self, event: JobOverran) -> None:
         record = self._record(event.job_id)
@@ -283,7 +289,7 @@ class TrainingJobs:
             return
         record.losses += 1
         if record.losses == _MOST_LOSSES:
-            message = f"it was lost {_MOST_LOSSES} times without a step in between"
+            message = f"it was lost {_MOST_LOSSES} times without a further step in between"
             if event.message:
                 message = f"{message}: {event.message}"
             self._end(event, JobEnd.FAILED, message)

@@ -177,14 +177,31 @@ def test_a_lost_process_starts_again_from_its_checkpoint():
     assert told.tell(JobLost(JobId(0), 5)) == [StartJob(JobId(0), Bytes(40))]
     assert told.scheduler.jobs.records[0].steps_done == 5
     told.tell(JobLost(JobId(0), 5))
-    # A step in between says that it gets on.
-    told.tell(StepsDone(JobId(0), 6))
+    # A step that was never done before says that it gets on.
+    told.tell(StepsDone(JobId(0), 8))
     told.tell(JobLost(JobId(0), 5))
     told.tell(JobLost(JobId(0), 5))
     (end,) = told.tell(JobLost(JobId(0), 5, "the disk is full"))
     assert end.outcome.end is JobEnd.FAILED
     assert end.outcome.message == (
-        "it was lost 3 times without a step in between: the disk is full"
+        "it was lost 3 times without a further step in between: the disk is full"
+    )
+
+
+def test_a_job_that_is_always_lost_at_the_same_step_ends():
+    told = Told()
+    told.submit(0, steps=100)
+    for _ in range(2):
+        told.tell(StepsDone(JobId(0), 7))
+        assert told.tell(JobLost(JobId(0), 5)) == [StartJob(JobId(0), Bytes(40))]
+    told.tell(StepsDone(JobId(0), 8))  # one more than ever
+    for _ in range(2):
+        told.tell(JobLost(JobId(0), 5))
+        told.tell(StepsDone(JobId(0), 8))
+    (end,) = told.tell(JobLost(JobId(0), 5))
+    assert end == EndJob(
+        JobId(0),
+        JobOutcome(JobEnd.FAILED, "it was lost 3 times without a further step in between"),
     )
 
 
