@@ -38,8 +38,8 @@ class BodyReader:
     async def received(self, request: Request) -> AsyncIterator[memoryview]:
         """Receive the body of `request` and hold it inside the block.
 
-        Raises RestError when it is too large, arrives too late or cannot be decompressed, and when
-        there is no room for it.
+        Raises RestError when it is too large, arrives too late, has two lengths or cannot be
+        decompressed, and when there is no room for it.
         """
         coding = request.headers.get("content-encoding", "identity").lower()
         if coding not in ("identity", *_WBITS):
@@ -47,6 +47,9 @@ class BodyReader:
                 HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
                 f"Content-Encoding: {coding[:32]!r} is not one of identity, {', '.join(_WBITS)}",
             )
+        if "transfer-encoding" in request.headers and "content-length" in request.headers:
+            # The first one counts, but the other one would be what is held for the body.
+            raise invalid("Content-Length: it is given beside Transfer-Encoding; give one of them")
         declared = int(request.headers.get("content-length", self._most_bytes))
         if declared > self._most_bytes:
             raise self._too_large()
@@ -142,4 +145,6 @@ def _decompress(body: memoryview, most_bytes: int) -> bytes | None:
         return None
     if not decompressor.eof:
         raise invalid("body: it ends within its compressed data")
+    if decompressor.unused_data:
+        raise invalid("body: more follows its compressed data; compress it as one part")
     return content

@@ -11,6 +11,7 @@ from serve import native
 from serve.rest.errors import RestError, invalid
 from serve.undecodable import UNDECODABLE
 from serve.wire.messages import DATATYPES, Datatype
+from serve.wire.protobuf import MOST_DIMENSIONS
 
 _FP16, _FP32 = np.dtype("<f2"), np.dtype("<f4")
 _BF16 = "BF16"
@@ -30,8 +31,15 @@ def read_elements(
     """Read a JSON list of elements, nested by `shape` or flat.
 
     Returns the elements row-major and little-endian. Raises RestError, which names `tensor`, for
-    other nesting or count, a value that the datatype cannot hold, and more than `most_bytes`.
+    other nesting or count, a value that the datatype cannot hold, more than `most_bytes`, and more
+    than `MOST_DIMENSIONS` dimensions.
     """
+    # Before anything is done for each: lists are read as deep as the shape says.
+    if len(shape) > MOST_DIMENSIONS:
+        raise invalid(
+            f"tensor '{tensor}': its shape has {len(shape)} dimensions, at most "
+            f"{MOST_DIMENSIONS} are taken"
+        )
     if not all(0 <= size < 2**63 for size in shape):
         raise invalid(f"tensor '{tensor}': a size of its shape is not in [0, 2^63)")
     count = prod(shape)

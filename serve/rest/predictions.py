@@ -14,12 +14,12 @@ from serve.rest.errors import invalid
 from serve.rest.inference import make_message, parse_json
 from serve.rest.json_tensors import datatype_of, read_elements, write_elements
 from serve.wire.messages import ParameterValue, WireRequest, WireTensor, decode_wire_response
+from serve.wire.protobuf import MOST_DIMENSIONS
 
 #: Datatype of an input that the metadata does not list: node ids of a resident graph.
 _DEFAULT_DATATYPE = "INT64"
 #: Key of the request's id, which is no parameter.
 _ID = "id"
-_MOST_DIMENSIONS = 8
 #: Behind a model's name: the parameter with what happened to it, and the key of its error.
 _FACTS, _ERROR = "/facts", "/error"
 
@@ -57,7 +57,7 @@ def read_prediction(
         text = body[begin:end]
         kind = datatype_of(datatypes.get(name, _DEFAULT_DATATYPE), name)
         try:
-            shape = native.shape_of_json_list(text, _MOST_DIMENSIONS)
+            shape = native.shape_of_json_list(text, MOST_DIMENSIONS)
         except ValueError as error:
             raise invalid(f"tensor '{name}': {error}") from error
         raws.append(read_elements(text, kind, shape, name, most_bytes))

@@ -69,6 +69,7 @@ BODIES = {
     "shape beyond 64 bits": with_x("[]", shape=(2**80, 0)),
     "shape of floats": with_x("[1]", shape=(1.5, 2)),
     "a shape of a million": with_x("[]", shape=[0] * 200_000),
+    "as deep as its shape": with_x("[" * 150_000 + "1" + "]" * 150_000, shape=[1] * 150_000),
     "unknown datatype": with_x("[]", datatype="FP8"),
     "BF16 as numbers": with_x("[1]", datatype="BF16"),
     "BYTES": with_x('["a","\\ud800"]', shape=(2,), datatype="BYTES"),
@@ -170,8 +171,27 @@ def test_a_bomb_is_not_unpacked(gateway, module):
     assert peak_bytes(gateway) - before < 20 * MOST_BYTES
 
 
+def test_a_body_with_two_lengths_is_refused(gateway, engine):
+    """One counts towards what bodies may take together, and the other one would come."""
+    with socket.create_connection(("127.0.0.1", gateway.port)) as client:
+        client.sendall(f"POST {INFER} HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\n".encode())
+        body = json.dumps(request()).encode()
+        client.sendall(
+            b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+        )
+        assert client.makefile("rb").readline().split()[1] == b"400"
+    assert not engine.calls
+
+
 @pytest.mark.parametrize(
-    "body", [b"no gzip", gzip.compress(b"x" * 1000)[:20]], ids=["no gzip", "cut off"]
+    "body",
+    [
+        b"no gzip",
+        gzip.compress(b"x" * 1000)[:20],
+        gzip.compress(json.dumps(request()).encode()) + b"more",
+        gzip.compress(json.dumps(request()).encode()) + gzip.compress(b"more"),
+    ],
+    ids=["no gzip", "cut off", "more behind it", "two parts"],
 )
 def test_a_broken_compression_is_refused(gateway, body):
     assert gateway.post(INFER, body, Content_Encoding="gzip").status == 400
