@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -114,11 +115,14 @@ class Coordinator:
             seated = self._seats.heard(
                 said.seat.number, asked, ready=said.ready, now_ns=time.monotonic_ns()
             )
-            self._write_seats(self._seats)
+            self._put(self._write_seats)
             return Standing(drained, *servers, self._seats.stores(), seated)
 
     def take_seat(self, asked: SeatAsked) -> SeatGiven | str:
-        """Give a server a part of graphs that are shared out, see ``Seats.take``."""
+        """Give a server a part of graphs that are shared out, see ``Seats.take``.
+
+        None is given before it is on the disk: who had the first is known after a loss of power.
+        """
         with self._lock:
             if self._seats is None or self._rollout is None:
                 return "no graph of the cluster is shared out"
@@ -126,7 +130,8 @@ class Coordinator:
             found = self._seats.take(asked, count, time.monotonic_ns())
             if isinstance(found, str):
                 return found
-            self._write_seats(self._seats)
+            if not self._put(self._write_seats):
+                return self._unwritten
             part = self._seats.part_of(found.number)
             return SeatGiven(OwnSeat(found.number, part, found.address), self._seats.stores())
 
@@ -135,7 +140,7 @@ class Coordinator:
         with self._lock:
             if self._seats is not None:
                 self._seats.left(address)
-                self._write_seats(self._seats)
+                self._put(self._write_seats)
 
     def goes_on(self, generation: str) -> bool | None:
         """See ``Rollout.goes_on``."""
@@ -207,25 +212,32 @@ class Coordinator:
                     continue
                 rollout.change(self._registry.ready_count, time.monotonic_ns())
                 pool = rollout.pool
-                self._write_all(pool)
+                if self._put(partial(self._write_all, pool)):
+                    self._unwritten = ""
             self._keep_front(pool)
             self._deploy_anew(rollout)
 
     def _write_all(self, pool: Pool) -> None:
-        """Have the files say what is known; where they cannot be written, the next call tries."""
+        """Have the files say what is known."""
+        known = self._registry.known()
+        self._write(pool)
+        if known != self._written:
+            replace_file(self._known_file, msgspec.json.encode(known))
+            write_servers(self._servers_file, *self._registry.servers())
+            self._written = known
+        self._write_seats()
+
+    def _put(self, write: Callable[[], None]) -> bool:
+        """Write files; returns False where they cannot be written, and ``_feed`` tries again."""
         try:
-            self._write(pool)
-            known = self._registry.known()
-            if known != self._written:
-                replace_file(self._known_file, msgspec.json.encode(known))
-                write_servers(self._servers_file, *self._registry.servers())
-                self._written = known
-            self._unwritten = ""
+            write()
         except OSError as error:
             told = f"{self._folder}: what is known of servers cannot be written: {error.strerror}"
             if told != self._unwritten:
                 _log.error("%s", told)
             self._unwritten = told
+            return False
+        return True
 
     def _write(self, pool: Pool) -> None:
         if pool != self._kept:
@@ -236,8 +248,10 @@ class Coordinator:
         known = _read(self._seats_file, list[Seat]) if self._seats_file.exists() else []
         return Seats(parts, known, time.monotonic_ns())
 
-    def _write_seats(self, seats: Seats) -> None:
-        known = [dataclasses.replace(seat, until_ns=0) for seat in seats.known()]
+    def _write_seats(self) -> None:
+        if self._seats is None:
+            return
+        known = [dataclasses.replace(seat, until_ns=0) for seat in self._seats.known()]
         if known != self._seated:
             replace_file(self._seats_file, msgspec.json.encode(known))
             self._seated = known

@@ -20,6 +20,7 @@ from serve.cluster.supervised import Supervised
 from serve.core.cluster.seats import OwnSeat, SeatAsked
 from serve.core.versions.comparison import LEAST
 from serve.errors import ConfigError
+from serve.files import replace_file
 from serve.obs.store import RecordStore
 from tests.cluster.pools import NEW, OLD, ON_TRIAL, POOL, S, announced
 from tests.obs.builders import MS, RUN, START_UNIX_NS, late, record, unanswered
@@ -278,6 +279,37 @@ def test_a_server_is_told_of_the_others_by_a_file_of_its_own(tmp_path, monkeypat
     file.rmdir()
     replica.know([address])
     assert read_servers(file) == ([address], [])
+
+
+def test_a_full_disk_keeps_no_server_that_has_a_part_from_the_others(tmp_path, monkeypatch):
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(Coordinator, "_keep_front", lambda self, pool: None)
+    is_full, write = True, replace_file
+
+    def replace(file, data):
+        if is_full and file.name == "seats.json":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(file, data)
+
+    monkeypatch.setattr("serve.cluster.coordinator.replace_file", replace)
+    coordinator = Coordinator("c", lambda pool: None)
+    seat = OwnSeat(0, 0, "a:5")
+    try:
+        coordinator.keep(msgspec.structs.replace(POOL, parts=1))
+        asked = SeatAsked("a", "a:5", has_log=True)
+        assert "No space left on device" in coordinator.take_seat(asked)
+        is_full = False
+        assert coordinator.take_seat(asked) == SeatGiven(seat, [("a:5", 0)])
+        is_full = True
+        said = msgspec.structs.replace(announced("a"), seat=seat, ready=True)
+        assert coordinator.announce(said).stores == [("a:5", 0)]
+        wait_for(lambda: "No space left on device" in coordinator.problem(), "the problem")
+        coordinator.leave_seat("a:5")
+        is_full = False
+        wait_for(lambda: not coordinator.problem(), "the file")
+        assert b'"left":true' in (tmp_path / "c" / "seats.json").read_bytes()
+    finally:
+        coordinator.end()
 
 
 def test_servers_of_shared_graphs_get_parts_that_a_coordinator_remembers(tmp_path, monkeypatch):
