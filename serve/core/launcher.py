@@ -209,7 +209,7 @@ class Launcher:
         parts = self._parts
         if not parts.window.replans:
             return
-        oldest = self._patience.launched(parts.backlog, parts.board)
+        oldest = self._patience.launched(parts.backlog, parts.board, parts.tasks.now_ns)
         if oldest is None:
             return
         oldest.promoted = True

@@ -413,6 +413,26 @@ def test_nobody_starves(start, discipline):
     assert 1 in executing(world)
 
 
+def test_many_that_are_late_wait_a_bounded_time(start):
+    """Twenty late tasks under a stream of others: after three seconds they come in quick turn."""
+    world = start(policy="slack", discipline="rolling", lanes=1, prepare_ahead=2)
+    late = range(1, 21)
+    world.arrive(task(0, run_ns=10 * MS))
+    world.prepare(0)
+    for task_id in late:
+        world.arrive(task(task_id, run_ns=50 * MS, target_ns=1))
+    waiting, next_id = set(late), 100
+    while world.now < 6_000 * MS:
+        world.arrive(task(next_id, run_ns=10 * MS, arrived_ns=world.now))
+        next_id += 1
+        while world.preparing:
+            world.prepare(min(world.preparing))
+        world.advance(10 * MS)
+        waiting -= set(world.on_lane.values())
+        world.end(next(iter(world.on_lane)))
+    assert not waiting
+
+
 # Things that go wrong.
 
 

@@ -1,8 +1,18 @@
-"""Patience: the task that waited longest goes first after enough other launches."""
+"""Patience: the task that waited longest goes first after enough other launches.
 
+Launches alone bound no wait where many are late: of forty, each would wait for 128 launches in
+turn. So one that is late and has waited for ``LONG_WAIT_NS`` goes first after a sixteenth of them.
+"""
+
+from serve.core.rules.packing import YIELDING, urgency
 from serve.core.state.backlog import Backlog
 from serve.core.state.device_state import Board
 from serve.core.state.record import Record
+from serve.core.types import Nanos
+
+#: From here on the wait of a late task is long.
+LONG_WAIT_NS = 3_000_000_000
+_SHARE_OF_LIMIT = 16
 
 
 class Patience:
@@ -19,8 +29,8 @@ class Patience:
         """Forget who waited longest: the one launched was the only one."""
         self._oldest, self._passed_over = None, 0
 
-    def launched(self, backlog: Backlog, board: Board) -> Record | None:
-        """Count a launch; return the longest waiting record once `limit` others went before it."""
+    def launched(self, backlog: Backlog, board: Board, now_ns: Nanos) -> Record | None:
+        """Count a launch; return the longest waiting record once enough others went before it."""
         oldest = backlog.oldest()
         for run in board.busy.values():
             if run.executing:
@@ -34,7 +44,15 @@ class Patience:
             self._oldest, self._passed_over = oldest, 0
             return None
         self._passed_over += 1
-        if self._passed_over < self._limit:
+        if self._passed_over < self._limit_for(oldest, now_ns):
             return None
         self._oldest, self._passed_over = None, 0
         return oldest
+
+    def _limit_for(self, record: Record, now_ns: Nanos) -> int:
+        """Return how many may go before it: fewer after a long wait, unless it yields to all."""
+        task = record.task
+        due_ns = task.arrived_ns + max(task.qos.target_ns, LONG_WAIT_NS)
+        if now_ns < due_ns or urgency(task) >= YIELDING:
+            return self._limit
+        return max(self._limit // _SHARE_OF_LIMIT, 1)
