@@ -186,7 +186,8 @@ def _may_end(record: Record, asked: Asked, end: Outcome) -> bool:
     if asked.kind == "expiring" and end.status == "UNAUTHENTICATED":
         return bool(record.during("clock forwards", asked.at, end.at, EXPIRY_S))
     if asked.kind == "region" and end.status in ("INVALID_ARGUMENT", "NOT_FOUND"):
-        return any(asked.registered <= life.ready <= end.at for life in record.lives)
+        # The next life answers before anybody has seen that it is ready.
+        return any(asked.registered <= life.ended <= end.at for life in record.lives)
     return end.status in STATUSES[asked.kind]
 
 

@@ -349,6 +349,12 @@ def test_an_answer_may_be_cut_off_by_a_kill_after_its_row(record):
     assert record.refused() == []
 
 
+def test_a_region_is_unknown_to_a_server_that_is_not_seen_ready_yet(record):
+    record.add("late", 55, kind="region", status="NOT_FOUND", run=None)
+    record.asked["late"]["registered"] = 40 * S
+    assert record.refused() == []
+
+
 def test_lost_rows_that_are_told_count(record):
     record.faults.append(record.fault("disk full", 69, 70))
     record.rows.pop(record.row_of("plain"))
