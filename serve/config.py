@@ -22,11 +22,13 @@ from serve.toml_tables import Count, Section, decode_sound, read_toml
 from serve.units import parse_bytes, parse_duration
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
-Positive = Annotated[float, Meta(gt=0)]
-NotNegative = Annotated[float, Meta(ge=0)]
+#: Times in seconds. The system's clocks and waits take no more than some weeks.
+Positive = Annotated[float, Meta(gt=0, le=1e6)]
+NotNegative = Annotated[float, Meta(ge=0, le=1e6)]
 #: Front end of the gRPC port; see `server.front`.
 FrontKind = Literal["auto", "native", "python"]
 
+_MOST_MESSAGE_BYTES = 2**31 - 1
 #: A smaller database would hold no useful number of rows.
 _LEAST_DATABASE_BYTES = 2**20
 #: Keys that hold a size in memory or on disk.
@@ -134,7 +136,13 @@ class ServerConfig(Section, frozen=True):
     @property
     def max_message_bytes(self) -> int:
         """`max_message` in bytes."""
-        return parse_bytes(self.max_message, "server.max_message")
+        size_bytes = parse_bytes(self.max_message, "server.max_message")
+        if size_bytes > _MOST_MESSAGE_BYTES:
+            raise ConfigError(
+                f"server.max_message: {self.max_message!r} must be less than 2 GiB, as gRPC has no "
+                "larger messages"
+            )
+        return size_bytes
 
     @property
     def max_run_ns(self) -> Nanos | None:
@@ -201,9 +209,9 @@ class SchedulingConfig(Section, frozen=True):
     discipline: str = "preemptive"
     window: Literal["adaptive", "fixed"] = "adaptive"
     #: Length of a fixed window.
-    window_ms: Positive = 10.0
+    window_ms: Annotated[float, Meta(ge=0.001, le=1e6)] = 10.0
     #: QoS target of a request, as a multiple of its estimated solo time.
-    qos_factor: Annotated[float, Meta(ge=1.0)] = 2.0
+    qos_factor: Annotated[float, Meta(ge=1.0, le=1e6)] = 2.0
     #: Merge waiting requests of one model into one run where that saves time and breaks no target.
     merge: bool = True
     #: Under overload, refuse at once a request that would be late.
@@ -225,7 +233,7 @@ class TrainingConfig(Section, frozen=True):
     #: `csr`: known layers run over kernels with gradients; `eager`: PyG's own code runs.
     executor: Literal["csr", "eager"] = "csr"
     #: Time between checkpoints, at most what a job loses when its process ends.
-    checkpoint_s: Annotated[float, Meta(gt=0)] = 10.0
+    checkpoint_s: Positive = 10.0
     #: Disk that each job may take, its graph apart.
     max_files: str = "1 GiB"
     #: Folder for jobs and their checkpoints.
@@ -495,7 +503,9 @@ def _broken_rules(config: Config) -> Iterator[str]:
         lambda: config.device.memory_budget_bytes,
         lambda: config.device.max_lane_memory_bytes,
         lambda: config.models.cache_limit_bytes,
+        lambda: config.device.max_lane_files_bytes,
         lambda: config.training.memory_bytes,
+        lambda: config.training.max_files_bytes,
         lambda: config.report.keep_ns,
         lambda: config.report.max_size_bytes,
         lambda: config.report.journal_bytes,

@@ -14,7 +14,7 @@ class RowsConfig(Section, frozen=True):
     """Section `[cluster.rows]`: graphs that are shared out over several servers."""
 
     #: Part of these graphs that is here, from 0.
-    part: Annotated[int, Meta(ge=0)] = 0
+    part: Annotated[int, Meta(ge=0, lt=1 << 16)] = 0
     #: `host:port` at which other servers ask for features; None: no graph is shared out.
     listen: str | None = None
     #: File that names all servers: `host:port PART` in each line. Servers of one part are replicas.

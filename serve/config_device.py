@@ -48,7 +48,7 @@ class DeviceConfig(Section, frozen=True):
     cuda_graphs: Literal["auto", "off"] = "auto"
     #: Multiprocessors of a GPU that long runs stay off while short ones are in sight; 0 for none.
     #: The driver rounds up, to 8 on an H200, which has 132. Does not apply to a processor.
-    reserved_sms: Annotated[int, Meta(ge=0)] = 0
+    reserved_sms: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
     #: GPUs to serve on, by CUDA's numbers; None: all that are of the first one's model.
     gpus: Annotated[tuple[Annotated[int, Meta(ge=0)], ...], Meta(min_length=1)] | None = None
 

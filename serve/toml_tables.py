@@ -18,7 +18,7 @@ from serve.files import read_text
 
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 #: A number of things, at least one.
-Count = Annotated[int, Meta(ge=1)]
+Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
 #: Largest file that is read.
 _MAX_FILE_BYTES = 1 << 20

@@ -1,11 +1,14 @@
 """Sizes and durations as people read and write them."""
 
+import math
 import re
 
 from serve.errors import ConfigError
 
 _BYTES = {"B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40,
           "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}  # fmt: skip
+#: Sizes have 63 bits in calls of the system.
+_MOST_BYTES = 2**63
 _SECONDS = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -18,17 +21,19 @@ def parse_bytes(text: str, key: str) -> int:
     unit = (match[2].upper() or "B") if match else ""
     if match is None or unit not in _BYTES:
         raise ConfigError(f"{key}: {text!r} is not a size; write a number and a unit: '4 GiB'")
-    size_bytes = int(float(match[1]) * _BYTES[unit])
-    if size_bytes <= 0:
+    size_bytes = float(match[1]) * _BYTES[unit]
+    if size_bytes < 1:
         raise ConfigError(f"{key}: {text!r} must be more than 0 bytes")
-    return size_bytes
+    if size_bytes >= _MOST_BYTES:
+        raise ConfigError(f"{key}: {text!r} must be less than {_MOST_BYTES // 2**40} TiB")
+    return int(size_bytes)
 
 
 def parse_duration(text: str) -> float:
     """Return the seconds in `"90"`, `"90s"`, `"15m"`, `"1.5h"` or `"7d"`; raises ConfigError."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|)\s*", text)
     seconds = float(match[1]) * _SECONDS[match[2]] if match else 0.0
-    if seconds <= 0:
+    if not 0 < seconds < math.inf:
         raise ConfigError(f"{text!r} is not a duration; write a number and a unit: '15m', '2h'")
     return seconds
 

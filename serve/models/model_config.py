@@ -55,7 +55,7 @@ class ModelSection(Section, frozen=True):
     #: Memory that a run may take: inputs, activations and outputs. None: what the device has.
     max_memory: str | None = None
     #: Time that a run may take with a core; None: as for every model, see `server.max_run_s`.
-    max_run_s: Annotated[float, Meta(gt=0)] | None = None
+    max_run_s: Annotated[float, Meta(gt=0, le=1e6)] | None = None
     #: One line for people.
     description: str = ""
 
@@ -76,7 +76,7 @@ class QosSection(Section, frozen=True):
     """`[qos]`: the model's QoS target."""
 
     #: QoS target as a multiple of the solo time; None for the server's factor.
-    factor: Annotated[float, Meta(ge=1.0)] | None = None
+    factor: Annotated[float, Meta(ge=1.0, le=1e6)] | None = None
 
 
 class SamplingSection(Section, frozen=True):

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from serve.config import Config, load_config, read_config
+from serve.config import SIZE_KEYS, Config, load_config, read_config
+from serve.config_settings import keys_of
 from serve.errors import ConfigError
 from serve.toml_tables import decode_table
 from serve.units import parse_bytes
@@ -15,6 +16,10 @@ def load(folder: Path, text: str):
     path = folder / "server.toml"
     path.write_text(text)
     return load_config(path)
+
+
+def _is_number(kind):
+    return bool(re.search(r"\b(int|float)\b", str(kind))) and "tuple" not in str(kind)
 
 
 def test_paths_start_at_the_file(tmp_path):
@@ -62,6 +67,7 @@ def test_what_is_no_size_is_named(text):
         ('[server]\ngrpc_port = "x"', ["server.grpc_port", "int"]),
         ("[server]\ngrpc_port = 5\nhttp_port = 5", ["both 5", "must differ"]),
         ('[server]\nmax_message = "lots"', ["server.max_message", "'lots'"]),
+        ('[server]\nmax_message = "2 GiB"', ["server.max_message", "less than 2 GiB"]),
         ('[device]\nkind = "tpu"', ["device.kind", "tpu"]),
         ('[device]\nmemory_budget = "0 GiB"', ["device.memory_budget"]),
         ('[device]\nmax_lane_memory = "some"', ["device.max_lane_memory", "'some'"]),
@@ -86,6 +92,28 @@ def test_what_is_wrong_is_named(tmp_path, text, words):
         load(tmp_path, text)
     for word in ["server.toml", *words]:
         assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("key", sorted(SIZE_KEYS))
+def test_no_size_is_accepted_that_is_none(tmp_path, key):
+    section, name = key.split(".")
+    workers = "workers = 1\n" if section == "training" else ""
+    for text in ("some", "9" * 400, "9000000000 TiB"):
+        with pytest.raises(ConfigError, match=re.escape(key)):
+            load(tmp_path, f'[{section}]\n{workers}{name} = "{text}"')
+
+
+@pytest.mark.parametrize("key", [key for key, kind in keys_of(Config) if _is_number(kind)])
+def test_no_number_is_accepted_that_nothing_can_wait_for_or_hold(tmp_path, key):
+    section, _, name = key.rpartition(".")
+    for text in ("inf", "nan", "1e300", f"{1 << 64}"):
+        with pytest.raises(ConfigError, match=re.escape(key)):
+            load(tmp_path, f"[{section}]\n{name} = {text}")
+
+
+def test_a_fixed_window_has_a_length(tmp_path):
+    with pytest.raises(ConfigError, match=r"scheduling\.window_ms"):
+        load(tmp_path, "[scheduling]\nwindow_ms = 1e-9")
 
 
 def test_a_graph_named_twice(tmp_path):

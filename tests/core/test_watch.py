@@ -140,6 +140,18 @@ def test_one_that_takes_longer_than_it_may_is_stopped_and_not_run_again(look, li
     assert world.launches[0] == 1
 
 
+def test_however_short_the_limit_a_lane_is_not_looked_at_all_the_time():
+    world = Watched(run_limit_ns=Nanos(8 * US))
+    world.start(run_ns=100 * MS)
+    looks = []
+    world.look[L0] = lambda now_ns: looks.append(now_ns) or starved(now_ns)
+    world.advance(10 * MS)
+    assert len(looks) == 10
+    world.look[L0] = computing
+    world.advance(2 * MS)
+    assert world.stopping == {0}
+
+
 def test_a_run_is_held_to_a_limit_that_is_lowered_meanwhile():
     world = Watched(run_limit_ns=Nanos(600 * SECOND))
     world.start(run_ns=MS)

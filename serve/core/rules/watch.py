@@ -15,8 +15,8 @@ from serve.core.types import LaneLook, LaneState, Nanos
 _LEAST_NS, _FACTOR = 1_000_000_000, 50
 #: A run may take so many times its estimate, and at least so long, where nothing else is set.
 _LIMIT_LEAST_NS, _LIMIT_FACTOR = Nanos(60_000_000_000), 200
-#: Looks until that limit, at least.
-_LOOKS_TO_LIMIT = 8
+#: Looks until that limit, at least, unless they come sooner one after the other than that.
+_LOOKS_TO_LIMIT, _LEAST_PAUSE_NS = 8, 1_000_000
 NEVER_NS = Nanos(1 << 62)
 
 
@@ -108,4 +108,6 @@ class Watch:
         if patience_ns < _LEAST_NS:
             patience_ns = _LEAST_NS
         half_ns, part_ns = patience_ns // 2, self.limit_ns(run) // _LOOKS_TO_LIMIT
+        if part_ns < _LEAST_PAUSE_NS:
+            part_ns = _LEAST_PAUSE_NS
         return Nanos(half_ns if half_ns < part_ns else part_ns)
