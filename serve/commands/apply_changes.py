@@ -1,11 +1,16 @@
 """`gnnserve graph apply`: files of a shared graph that have the changes of the log."""
 
+import errno
+import os
 import tempfile
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from serve.cluster.change_log import ChangeLog
 from serve.cluster.change_wire import ChangeRecord
@@ -46,6 +51,8 @@ def apply_changes(config: Config, name: str, out: Path, progress: Progress) -> W
     if not log_file.exists():
         raise ConfigError(f"cluster.rows.log: {log_file}: no such file; the sequencer has it")
     parts = read_parts(config.path(graph_config.parts))
+    if out.exists():
+        raise ConfigError(f"--out {out}: {os.strerror(errno.EEXIST)}")
     with tempfile.TemporaryDirectory(prefix="gnnserve-apply-") as folder:
         options = OpenOptions(
             undirected=graph_config.undirected,
@@ -64,19 +71,18 @@ def apply_changes(config: Config, name: str, out: Path, progress: Progress) -> W
             files = files_digest(first.base, parts, first.num_features)
         changes = _make(graph, log_file, files, progress)
         found = graph.snapshot
-        try:
-            out.mkdir(parents=True)
-        except OSError as error:
-            raise ConfigError(f"--out {out}: {error.strerror}") from error
         progress("writing", 0.9)
-        _write(found, out)
         count = int(parts.max()) + 1
         added = added_parts(first.num_nodes, found.num_nodes, count).astype(parts.dtype)
-        np.save(out / "parts.npy", np.concatenate([parts, added]))
+        arrays = {"parts": np.concatenate([parts, added])}
         if graph.labels is not None:
             # Nodes that came later have none.
             none = np.full(found.num_nodes - first.num_nodes, -1)
-            np.save(out / "y.npy", np.concatenate([graph.labels, none]))
+            arrays["y"] = np.concatenate([graph.labels, none])
+        try:
+            _write(found, arrays, out)
+        except OSError as error:
+            raise ConfigError(f"--out {out}: {error.strerror}") from error
         return WrittenGraph(changes, found.num_nodes, found.num_edges)
 
 
@@ -110,12 +116,22 @@ def _make(graph: ResidentGraph, log_file: Path, files: bytes, progress: Progress
         log.close()
 
 
-def _write(snapshot: Snapshot, out: Path) -> None:
-    """Write edges and features, of which no more than some rows are in memory."""
-    np.save(out / "edge_index.npy", snapshot.edges())
-    shape = snapshot.num_nodes, snapshot.num_features
-    target = np.lib.format.open_memmap(out / "x.npy", "w+", np.float32, shape)
-    for begin in range(0, snapshot.num_nodes, _ROWS):
-        nodes = np.arange(begin, min(begin + _ROWS, snapshot.num_nodes))
-        target[nodes[0] : nodes[-1] + 1] = snapshot.features(nodes)
-    target.flush()
+def _write(snapshot: Snapshot, arrays: Mapping[str, NDArray[Any]], out: Path) -> None:
+    """Make the folder `out` of edges, features and `arrays`, wholly or not at all; raises OSError.
+
+    Of the features no more than some rows are in memory.
+    """
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as folder:
+        made = Path(folder) / out.name
+        made.mkdir()
+        for name, array in (("edge_index", snapshot.edges()), *arrays.items()):
+            np.save(made / f"{name}.npy", array)
+        shape = snapshot.num_nodes, snapshot.num_features
+        with (made / "x.npy").open("wb") as target:
+            header = {"descr": "<f4", "fortran_order": False, "shape": shape}
+            np.lib.format.write_array_header_1_0(target, header)
+            for begin in range(0, snapshot.num_nodes, _ROWS):
+                nodes = np.arange(begin, min(begin + _ROWS, snapshot.num_nodes))
+                target.write(snapshot.features(nodes).astype("<f4", copy=False).data)
+        made.rename(out)

@@ -9,6 +9,7 @@ import typer
 from serve.commands.options import CONFIG_PATH, ConfigOption, SetOption
 from serve.commands.server_access import TokenOption
 from serve.commands.steps import Steps
+from serve.errors import ConfigError
 from serve.terminal import Console
 
 if TYPE_CHECKING:
@@ -172,6 +173,8 @@ def plan_command(
     from serve.toml_tables import read_toml
 
     table, where = read_toml(file), str(file)
+    if svg is not None and (svg.is_dir() or not svg.parent.is_dir()):
+        raise ConfigError(f"--svg {svg}: a file in a folder that is there is wanted")
     with Steps(_errors) as told:
         if "requests" in table:
             from serve.commands.serving_picture import serving_picture
@@ -185,6 +188,9 @@ def plan_command(
 
             found = plan(table, where, steps=steps, seed=seed, progress=told.tell)
             picture, show = partial(plan_picture, found), partial(print_plan, found)
-    if svg is not None:
-        svg.write_text(picture(), encoding="utf-8")
     show(as_json=as_json)
+    if svg is not None:
+        try:
+            svg.write_text(picture(), encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"--svg {svg}: cannot be written: {error.strerror}") from error

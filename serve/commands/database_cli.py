@@ -3,7 +3,7 @@
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -118,15 +118,17 @@ def backup_command(
     if not target.parent.is_dir():
         raise ConfigError(f"{target}: the folder {target.parent} does not exist")
     draft = target.with_name(f".{target.name}.part")
-    draft.unlink(missing_ok=True)
-    draft.touch(0o600)
     try:
+        draft.unlink(missing_ok=True)
+        draft.touch(0o600)
         with _opened(db) as connection:
             connection.execute("VACUUM INTO ?", (str(draft),))
         draft.rename(target)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
+    except OSError as error:
+        raise ConfigError(f"{target}: cannot be written: {error.strerror}") from error
+    finally:
+        with suppress(OSError):
+            draft.unlink()
     typer.echo(f"{target}: {format_bytes(target.stat().st_size)}")
 
 

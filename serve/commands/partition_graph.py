@@ -12,6 +12,7 @@ from serve.errors import ConfigError
 from serve.graphs.load import OpenOptions, open_graph
 from serve.graphs.partition import (
     Fetches,
+    Parts,
     cut_share,
     fetches,
     held_edges,
@@ -70,6 +71,8 @@ def partition_graph(
     With `out` writes the part of each node there.
     """
     hops = _hops(fanouts)
+    if out is not None and (out.is_dir() or not out.parent.is_dir()):
+        raise ConfigError(f"--out {out}: a file in a folder that is there is wanted")
     with tempfile.TemporaryDirectory(prefix="gnnserve-partition-") as folder:
         # Features are not looked at; those of an archive would be written to a file first.
         above = None if file.suffix == ".npz" else 0
@@ -81,8 +84,7 @@ def partition_graph(
         progress("partitioning", 0.3)
         found = partition(snapshot, parts, method)
         if out is not None:
-            with out.open("wb") as target:
-                np.save(target, found)
+            _save(found, out)
         marked = hottest(snapshot, hot)
         row_bytes = _FEATURE_BYTES * snapshot.num_features
         rng = np.random.default_rng(0)
@@ -95,6 +97,20 @@ def partition_graph(
             parts, method, snapshot.num_nodes, snapshot.num_edges, cut_share(snapshot, found),
             imbalance(found, parts), hot, int(held_edges(snapshot, found, marked).max()), rows,
         )  # fmt: skip
+
+
+def _save(parts: Parts, out: Path) -> None:
+    """Have the parts in the file `out`, wholly or not at all; raises ConfigError."""
+    draft = out.with_name(f".{out.name}.part")
+    try:
+        try:
+            with draft.open("wb") as target:
+                np.save(target, parts)
+            draft.replace(out)
+        finally:
+            draft.unlink(missing_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {out}: cannot be written: {error.strerror}") from error
 
 
 def print_partition(found: GraphPartition, as_json: bool) -> None:
@@ -138,6 +154,6 @@ def _hops(text: str) -> list[int]:
         hops = [-1 if word.strip() == "all" else int(word) for word in text.split(",")]
     except ValueError:
         hops = [0]
-    if any(hop == 0 or hop < -1 for hop in hops):
+    if any(hop == 0 or not -1 <= hop < 2**31 for hop in hops):
         raise ConfigError(f"--fanouts '{text}': numbers of neighbours by hop, such as 10,5; or all")
     return hops

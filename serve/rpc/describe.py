@@ -11,6 +11,7 @@ from serve.server.api import GraphInfo, ModelEstimate, ModelInfo
 from serve.server.training.job_facts import JobStatus
 from serve.server.version_facts import VersionFacts
 
+_MOST_INT64 = 2**63 - 1
 PLATFORM = "pytorch_safetensors"
 BACKEND = "gnnserve"
 
@@ -83,10 +84,15 @@ def properties(model: ModelInfo) -> dict[str, str]:
 
 
 def estimate(found: ModelEstimate) -> gnnserve_pb2.EstimateResponse:
-    """Copy an estimate field by field; both types use the same names."""
+    """Copy an estimate field by field; both types use the same names.
+
+    A number that the field cannot hold, as of a model that compares all pairs of 10^12 nodes, is
+    the largest that it can.
+    """
     answer = gnnserve_pb2.EstimateResponse()
     for field in answer.DESCRIPTOR.fields:
-        setattr(answer, field.name, getattr(found, field.name))
+        value = getattr(found, field.name)
+        setattr(answer, field.name, min(value, _MOST_INT64) if isinstance(value, int) else value)
     return answer
 
 

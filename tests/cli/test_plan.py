@@ -194,6 +194,13 @@ def test_targets_that_no_placement_meets_are_told(tmp_path, monkeypatch, capsys)
     assert (told["load"], told["colocated_load"], told["gain"]) == (0, 0, None)
 
 
+def test_a_picture_that_cannot_be_drawn_is_told_before_the_search(tmp_path, monkeypatch, capsys):
+    path, svg = described(tmp_path, SERVERS), tmp_path / "none" / "plan.svg"
+    assert run(path, "--svg", svg, "--steps", 5, monkeypatch=monkeypatch) == 2
+    told = capsys.readouterr().err.replace("\n", "")
+    assert f"--svg {svg}: a file in a folder that is there is wanted" in told
+
+
 @pytest.mark.parametrize(
     ("old", "new", "error"),
     [

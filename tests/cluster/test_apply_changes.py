@@ -1,5 +1,6 @@
 """Files of a shared graph that have its changes: what servers open is what they held before."""
 
+import errno
 from dataclasses import replace
 
 import numpy as np
@@ -95,6 +96,20 @@ def test_what_cannot_be_written_anew_is_refused(changed):
     with pytest.raises(ConfigError, match="no such file; the sequencer has it"):
         apply_changes(config, "made", folder / "new", silent)
     assert not (folder / "new").exists()
+
+
+def test_a_folder_is_there_wholly_or_not_at_all(changed, monkeypatch):
+    folder, *_ = changed
+    config = load_config(folder / "gnnserve.toml")
+    before = sorted(folder.iterdir())
+
+    def features(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("serve.graphs.snapshot.Snapshot.features", features)
+    with pytest.raises(ConfigError, match=r"--out .*new: No space left on device"):
+        apply_changes(config, "made", folder / "new", silent)
+    assert sorted(folder.iterdir()) == before
 
 
 def test_the_command_of_the_page_works(changed):

@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 
+from serve.commands.partition_graph import partition_graph
 from serve.errors import ConfigError
 from serve.graphs.load import GraphParts, OpenOptions, held
 from serve.graphs.partition import cut_share, fetches, held_edges, hottest, imbalance, partition
@@ -118,3 +119,21 @@ def test_the_command_tells_and_writes_the_parts(tmp_path):
         said["requests"][0]["nodes"] * said["requests"][0]["remote_share"] * 8
     )
     assert "16 nodes and 114 edges in 2 parts" in run_python(command, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("out", "fanouts", "told"),
+    [
+        ("none/parts.npy", "10", "--out .*none/parts.npy: a file in a folder that is there"),
+        (".", "10", "--out .*: a file in a folder that is there"),
+        ("x" * 254, "10", "--out .*x: cannot be written: File name too long"),
+        ("parts.npy", f"10,{1 << 40}", "--fanouts '10,1099511627776': numbers of neighbours"),
+    ],
+)
+def test_what_cannot_be_written_or_asked_for_is_told(tmp_path, out, fanouts, told):
+    np.savez(tmp_path / "made.npz", num_nodes=16, edge_index=EDGES, x=np.zeros((16, 2), np.float32))
+    with pytest.raises(ConfigError, match=told):
+        partition_graph(
+            tmp_path / "made.npz", 2, "random", fanouts, 0.0, tmp_path / out, lambda *_: None
+        )
+    assert [file.name for file in tmp_path.iterdir()] == ["made.npz"]

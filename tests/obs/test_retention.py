@@ -253,6 +253,7 @@ def test_vacuum_beside_a_running_server_is_refused(store, path):
         (("prune", "--max-size", "big"), "--max-size: 'big' is not a size"),
         (("backup", "/nowhere/copy.db"), "the folder /nowhere does not exist"),
         (("backup", "/"), "exists already"),
+        (("backup", "x" * 254), "x: cannot be written: File name too long"),
     ],
 )
 def test_mistakes_are_told_in_a_sentence(tmp_path, arguments, told):

@@ -1,5 +1,6 @@
 """Every method over a real connection."""
 
+import dataclasses
 import threading
 import time
 
@@ -11,8 +12,9 @@ from bench.kit.waiting import PATIENCE_S, eventually, with_growing_limits
 from serve.errors import InvalidInput, ModelError, QueueFull, RequestCancelled, TooBig
 from serve.pb import gnnserve_pb2
 from serve.pb import grpc_service_pb2 as pb
+from serve.rpc import describe
 from serve.wire.messages import INFER_METHOD, decode_response, encode_request
-from tests.rpc.fakes import CLASSES, FEATURES
+from tests.rpc.fakes import CLASSES, FEATURES, FakeEngine
 
 X = np.arange(3 * FEATURES, dtype=np.float32).reshape(3, FEATURES)
 EDGES = np.array([[0, 1], [1, 2]], np.int64)
@@ -314,6 +316,15 @@ def test_what_is_not_offered_says_so(standard, method):
     error = fails(getattr(standard, method), getattr(pb, f"{method}Request")())
     assert error.code() is grpc.StatusCode.UNIMPLEMENTED
     assert method in error.details()
+
+
+def test_an_estimate_beyond_what_its_fields_hold_is_the_most_that_they_do():
+    huge = dataclasses.replace(
+        FakeEngine().estimate("gcn", "", 10**12, 0), reserve_bytes=10**24, solo_ns=2**63
+    )
+    found = describe.estimate(huge)
+    assert (found.reserve_bytes, found.solo_ns) == (2**63 - 1, 2**63 - 1)
+    assert (found.num_nodes, found.model) == (10**12, "gcn")
 
 
 def test_describe_estimate_and_report(own, reports):
