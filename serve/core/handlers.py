@@ -271,6 +271,11 @@ class EventHandlers:
         if run is None or run.task_id != event.task_id or run.stopping or not run.executing:
             return
         verdict = self._parts.watch.seen(run, event.look, self._tasks.now_ns)
+        if run.overdue:
+            # One run that hangs or never ends must not keep the next group from the other lanes.
+            for record in run.members:
+                self._parts.plan.let_go(record, self._tasks.now_ns)
+            self._tasks.moved = True
         if verdict is Verdict.GOES_ON:
             return
         run.stopping = True

@@ -251,3 +251,29 @@ def test_a_look_that_comes_late_changes_nothing():
     assert world.tell(LaneSeen(T0, L0, stopped(0))) == []
     assert world.tell(LaneSeen(TaskId(1), L1, stopped(0))) == [], "on another lane"
     world.finish_everything()
+
+
+@pytest.mark.parametrize("end", ["finish", "lane lost"])
+def test_a_group_does_not_wait_for_a_run_that_never_ends(end):
+    world = Watched(discipline="barrier", lanes=2, run_limit_ns=60 * SECOND)
+    world.look = {L0: computing, L1: computing}
+    for task_id in (0, 1):
+        world.arrive(task(task_id, run_ns=MS))
+    while world.preparing:
+        world.prepare(min(world.preparing))
+    world.end(next(lane for lane, one in world.on_lane.items() if one == 1))
+    (endless,) = world.on_lane
+    world.arrive(task(2, run_ns=MS))
+    while world.preparing:
+        world.prepare(min(world.preparing))
+    assert 2 not in world.on_lane.values(), "the group is not over"
+    until = world.now + 2 * SECOND
+    while world.now < until and 2 not in world.on_lane.values():
+        world.advance(100 * MS)
+    assert 2 in world.on_lane.values()
+    if end == "lane lost":
+        world.lane_lost(endless)
+        world.lane_ready(endless)
+        while world.preparing:
+            world.prepare(min(world.preparing))
+    world.finish_everything()

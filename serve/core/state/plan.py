@@ -87,14 +87,26 @@ class Plan:
         assert group is not None
         group.active -= 1
         record.group = None
-        if self._holds_groups:
+        if self._holds_groups and not group.let_go:
             self._drop_if_over(group, now_ns)
+
+    def let_go(self, record: Record, now_ns: Nanos) -> None:
+        """Have its held group no longer wait for the record, which stays on its lane."""
+        group = record.group
+        if not self._holds_groups or group is None or group.let_go:
+            return
+        group.active -= 1
+        record.group = PlannedGroup([], 1, True, group.group_id, 1, let_go=True)
+        self._drop_if_over(group, now_ns)
 
     def hand_over(self, record: Record) -> None:
         """Plan the record again, which left its lane: first of its held group, or of the plan."""
         group = record.group
         assert group is not None
         group.active -= 1
+        if group.let_go:
+            self.put_first(record)
+            return
         if self._holds_groups:
             group.members.insert(0, record)
         else:

@@ -130,3 +130,5 @@ class PlannedGroup(msgspec.Struct, eq=False):
     group_id: GroupId | None = None
     #: Members on a lane now.
     active: int = 0
+    #: A run that takes far too long, by itself: it is not in the plan, so no group waits for it.
+    let_go: bool = False
