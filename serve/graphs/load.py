@@ -288,12 +288,13 @@ def _safetensors_arrays(
 def _read_archive(path: Path, options: OpenOptions) -> GraphParts:
     """Read an archive, see ``archive``; extract large features into a file of their own."""
     if options.map_above_bytes is not None and _x_bytes(path) > options.map_above_bytes:
-        x = _extracted(path, options.cache)
-        with np.load(path) as archive:
-            if "edge_index" not in archive.files:
-                raise ConfigError(f"{path}: array 'edge_index' is missing")
-            y = archive["y"] if "y" in archive.files else None
-            return GraphParts(len(x), archive["edge_index"], x, str(path), y)
+        x, names = _extracted(path, options.cache), archive_names(path)
+        if x.ndim != 2:
+            raise ConfigError(f"{path}: array 'x': [N, F] wanted, got {list(x.shape)}")
+        if "edge_index" not in names:
+            raise ConfigError(f"{path}: array 'edge_index' is missing")
+        arrays = archive_arrays(path, [name for name in ("edge_index", "y") if name in names])
+        return GraphParts(len(x), arrays["edge_index"], x, str(path), arrays.get("y"))
     found = read_archive(path)
     if found.x is None:
         raise ConfigError(f"{path}: array 'x' is missing; a graph to be held needs features")

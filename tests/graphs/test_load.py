@@ -142,6 +142,24 @@ def test_files_that_are_none(tmp_path):
         opened(tmp_path / "y.safetensors", tmp_path)
 
 
+def test_a_damaged_archive_whose_features_are_mapped_is_told(tmp_path):
+    path = tmp_path / "g.npz"
+    for x, damaged, told in (
+        (np.zeros((3, 2), np.float32), b"edge_index.npy", "not a readable .npz archive: Bad CRC"),
+        (np.zeros((3, 2), np.float32), b"y.npy", "not a readable .npz archive: Bad CRC"),
+        (np.float32(0), b"", r"array 'x': \[N, F\] wanted, got \[\]"),
+    ):
+        edges = np.array([[0, 1], [1, 2]])
+        np.savez(path, num_nodes=3, edge_index=edges, x=x, y=np.arange(3))
+        data = bytearray(path.read_bytes())
+        # Behind the name of the array are the bytes of its header, then its own.
+        if damaged:
+            data[data.index(b"}", data.index(damaged)) + 80] ^= 1
+        path.write_bytes(data)
+        with pytest.raises(ConfigError, match=told):
+            opened(path, tmp_path, map_above_bytes=0)
+
+
 def test_nothing_is_unpickled(tmp_path):
     (tmp_path / "g").mkdir()
     np.save(tmp_path / "g" / "x.npy", np.array([{}], object), allow_pickle=True)
