@@ -61,11 +61,14 @@ class Lane:
         gc.freeze()
         self._state = SharedState.of_all()
         measures = self._place.meter is not None
-        self._channel.send(LaneStarted(os.getpid(), measures, self._unconfined))
-        while (message := self._channel.receive()) is not None:
-            if isinstance(message, Stop):
-                return
-            self.handle(message)
+        try:
+            self._channel.send(LaneStarted(os.getpid(), measures, self._unconfined))
+            while (message := self._channel.receive()) is not None:
+                if isinstance(message, Stop):
+                    return
+                self.handle(message)
+        except (BrokenPipeError, ConnectionResetError):
+            return  # the server went before it had an answer
 
     def handle(self, message: messages.ToLane) -> None:
         """Do what the message asks and send the answer."""
