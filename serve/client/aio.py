@@ -1,7 +1,7 @@
 """The client for asyncio, from which ``sync`` is generated: after a change, `make client`."""
 
 import asyncio
-import time
+import contextlib
 from collections.abc import (
     AsyncIterable,
     AsyncIterator,
@@ -335,24 +335,33 @@ class AsyncClient(AsyncVersions, AsyncJobs):
 
     async def ready(self, model: str = "", version: str = "") -> bool:
         """Return True when the server, or the model, accepts requests; False if unreachable."""
-        standard = self._connection.standard
-        method: Any = standard.ServerReady
-        request: Any = pb.ServerReadyRequest()
-        if model:
-            method = standard.ModelReady
-            request = pb.ModelReadyRequest(name=model, version=version)
-        try:
-            return bool((await self._connection.call(method, request, repeated=False)).ready)
-        except Unavailable:
-            return False
+        limit = TimeLimit(self._connection.timeout_s)
+        return await _is_ready(self._connection, model, version, limit)
 
     async def wait_ready(self, timeout_s: float) -> None:
         """Return once the server accepts requests; raises TimedOut."""
-        give_up = time.monotonic() + timeout_s
-        while not await self.ready():
-            if time.monotonic() > give_up:
-                raise TimedOut.local(f"not ready after {timeout_s:g} s")
+        limit = TimeLimit(timeout_s)
+        while limit.remaining_s:
+            # One that does not answer may be another soon: it is asked again.
+            with contextlib.suppress(TimedOut):
+                asked = limit.within(self._connection.timeout_s)
+                if await _is_ready(self._connection, "", "", asked):
+                    return
             await asyncio.sleep(_POLL_S)
+        raise TimedOut.local(f"not ready after {timeout_s:g} s")
+
+
+async def _is_ready(connection: AsyncTransport, model: str, version: str, limit: TimeLimit) -> bool:
+    standard = connection.standard
+    method: Any = standard.ServerReady
+    request: Any = pb.ServerReadyRequest()
+    if model:
+        method = standard.ModelReady
+        request = pb.ModelReadyRequest(name=model, version=version)
+    try:
+        return bool((await connection.call(method, request, limit, repeated=False)).ready)
+    except Unavailable:
+        return False
 
 
 async def _each(requests: Iterable[Request] | AsyncIterable[Request]) -> AsyncIterator[Request]:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import Any, TypedDict
 
 from serve.client.arrays import array_for, is_integer
@@ -109,6 +110,9 @@ class Request:
             InvalidRequest: A value cannot be encoded.
             Exhausted: The message is too large.
         """
+        for name in ("version", "request_id", "tenant", "graph"):
+            if not isinstance(getattr(self, name), str | None):
+                raise InvalidRequest.local(f"{name}: {getattr(self, name)!r} is no text")
         try:
             message = encode_request(
                 self.models[0][0],
@@ -188,11 +192,11 @@ class Request:
     def _parameters(self) -> dict[str, ParameterValue | None]:
         return {
             "graph": self.graph,
-            "qos_target_us": _micros("qos_target_s", self.qos_target_s),
+            "qos_target_us": _target_us(self.qos_target_s),
             "timeout": _micros("timeout_s", self.timeout_s),
-            "priority": self.priority or None,
+            "priority": _integer("priority", self.priority) or None,
             "tenant": self.tenant or None,
-            "seed": self.seed,
+            "seed": _integer("seed", self.seed),
             "fanouts": fanouts_text(self.fanouts),
             "models": None if isinstance(self.model, str) else ",".join(self.model),
         }
@@ -210,6 +214,23 @@ def fanouts_text(given: GivenFanouts | None) -> str | None:
 def type_text(of: str | Sequence[str]) -> str:
     """Return the name of a type of nodes or edges; PyG has a tuple for edges."""
     return of if isinstance(of, str) else edge_type(*of)
+
+
+def _integer(name: str, value: Any) -> int | None:
+    """Return a Python int for an integer of any kind, such as numpy's; raises InvalidRequest."""
+    if value is None:
+        return None
+    try:
+        return index(value)
+    except TypeError:
+        raise InvalidRequest.local(f"{name}: {value!r} is no integer") from None
+
+
+def _target_us(seconds: float | None) -> int | None:
+    """Return a QoS target in µs; raises InvalidRequest for one before the request."""
+    if seconds is not None and seconds < 0:
+        raise InvalidRequest.local(f"qos_target_s: {seconds} is negative")
+    return _micros("qos_target_s", seconds)
 
 
 def _micros(name: str, seconds: float | None) -> int | None:

@@ -23,6 +23,11 @@ class TimeLimit:
         """Seconds left, at least 0; None for no limit."""
         return None if self._end_s is None else max(0.0, self._end_s - time.monotonic())
 
+    def within(self, most_s: float | None) -> "TimeLimit":
+        """Return a limit that begins now and ends with this one, after `most_s` at the latest."""
+        left = [each for each in (self.remaining_s, most_s) if each is not None]
+        return TimeLimit(min(left, default=None))
+
 
 class Attempts:
     """Decides whether one call is made again."""

@@ -1,5 +1,6 @@
 """The client for threads, made from ``aio``: edit that, then `make client`."""
 
+import contextlib
 import time
 from collections.abc import (
     Iterable,
@@ -326,21 +327,30 @@ class Client(Versions, Jobs):
 
     def ready(self, model: str = "", version: str = "") -> bool:
         """Return True when the server, or the model, accepts requests; False if unreachable."""
-        standard = self._connection.standard
-        method: Any = standard.ServerReady
-        request: Any = pb.ServerReadyRequest()
-        if model:
-            method = standard.ModelReady
-            request = pb.ModelReadyRequest(name=model, version=version)
-        try:
-            return bool((self._connection.call(method, request, repeated=False)).ready)
-        except Unavailable:
-            return False
+        limit = TimeLimit(self._connection.timeout_s)
+        return _is_ready(self._connection, model, version, limit)
 
     def wait_ready(self, timeout_s: float) -> None:
         """Return once the server accepts requests; raises TimedOut."""
-        give_up = time.monotonic() + timeout_s
-        while not self.ready():
-            if time.monotonic() > give_up:
-                raise TimedOut.local(f"not ready after {timeout_s:g} s")
+        limit = TimeLimit(timeout_s)
+        while limit.remaining_s:
+            # One that does not answer may be another soon: it is asked again.
+            with contextlib.suppress(TimedOut):
+                asked = limit.within(self._connection.timeout_s)
+                if _is_ready(self._connection, "", "", asked):
+                    return
             time.sleep(_POLL_S)
+        raise TimedOut.local(f"not ready after {timeout_s:g} s")
+
+
+def _is_ready(connection: Transport, model: str, version: str, limit: TimeLimit) -> bool:
+    standard = connection.standard
+    method: Any = standard.ServerReady
+    request: Any = pb.ServerReadyRequest()
+    if model:
+        method = standard.ModelReady
+        request = pb.ModelReadyRequest(name=model, version=version)
+    try:
+        return bool((connection.call(method, request, limit, repeated=False)).ready)
+    except Unavailable:
+        return False

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -189,12 +190,23 @@ def test_wrong_requests_are_told_apart(client):
         ({"tenant": "\ud800"}, "surrogates not allowed"),
         ({"timeout_s": float("inf")}, "timeout_s: inf is no number of seconds"),
         ({"qos_target_s": float("nan")}, "qos_target_s: nan is no number of seconds"),
+        ({"qos_target_s": -0.5}, r"qos_target_s: -0\.5 is negative"),
+        ({"priority": 1.5}, r"priority: 1\.5 is no integer"),
+        ({"seed": "7"}, "seed: '7' is no integer"),
+        ({"version": 1}, "version: 1 is no text"),
+        ({"request_id": 7}, "request_id: 7 is no text"),
     ],
 )
 def test_a_value_that_cannot_be_sent_is_an_invalid_request(options, said):
     request = Request(model="gcn", **options)
     with pytest.raises(InvalidRequest, match=said):
         request.encode({"x": X}, 1 << 20)
+
+
+def test_integers_of_numpy_are_integers(client, engine):
+    client.infer("gcn", data(), seed=np.int64(7), priority=np.int32(2))
+    (call,) = engine.calls
+    assert (call.seed, call.priority) == (7, 2)
 
 
 @pytest.mark.parametrize(("pushback", "retry_after_s"), [("1500", 1.5), ("-1", None), ("", None)])
@@ -238,6 +250,32 @@ def test_a_server_that_is_not_there(make):
         assert not client.ready()
         with pytest.raises(TimedOut, match=r"not ready after 0\.1 s"):
             client.wait_ready(0.1)
+
+
+@pytest.mark.parametrize(
+    ("timeout_s", "wait_s", "silences"), [(0.1, PATIENCE_S, 1), (None, 0.1, 9)]
+)
+def test_a_server_that_does_not_answer_is_waited_for_as_long_as_asked(
+    make, target, engine, monkeypatch, timeout_s, wait_s, silences
+):
+    over, left = threading.Event(), [None] * silences
+
+    def ready(_):
+        if left:
+            left.pop()
+            over.wait(PATIENCE_S)
+        return True
+
+    with make(target, timeout_s=timeout_s) as client:
+        monkeypatch.setattr(type(engine), "ready", property(ready), raising=False)
+        try:
+            if timeout_s is None:
+                with pytest.raises(TimedOut, match=r"not ready after 0\.1 s"):
+                    client.wait_ready(wait_s)
+            else:
+                client.wait_ready(wait_s)
+        finally:
+            over.set()
 
 
 def test_readiness_and_models(client, engine):
