@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from serve.access.principal import Principal
-from serve.errors import InvalidInput, ServeError, UnknownName, Unsupported
+from serve.errors import InvalidInput, ServeError, UnknownName, Unsupported, VersionReplaced
 from serve.obs.record import RequestRecord
 from serve.rpc.cancellation import Cancellation
 from serve.rpc.convert import decode_call, qos_facts
@@ -39,6 +39,8 @@ _MOST_TEXT = 2048
 #: Between a model and one of its outputs or its facts; no name of a model has it.
 _OF = "/"
 _FACTS = f"{_OF}facts"
+#: Between a model and its version.
+_VERSION = ":"
 
 
 class _Asked(NamedTuple):
@@ -80,11 +82,17 @@ class JointCalls:
         """
         asked: list[_Asked] = []
         try:
-            asked += self._asked(request)
-            calls = self._decode(request, asked, arrived_ns, remaining_s, caller)
-            if trace_parent:
-                calls = [replace(call, trace_parent=trace_parent) for call in calls]
-            ticket = self._engine.submit_jointly(calls)
+            while True:
+                asked = []
+                asked += self._asked(request)
+                calls = self._decode(request, asked, arrived_ns, remaining_s, caller)
+                if trace_parent:
+                    calls = [replace(call, trace_parent=trace_parent) for call in calls]
+                try:
+                    ticket = self._engine.submit_jointly(calls)
+                    break
+                except VersionReplaced:
+                    continue  # ends: each time another version was unloaded
         except ServeError as error:
             # What the request calls a model may be any text, and names are labels of metrics.
             name, version = "unknown", ""
@@ -132,7 +140,7 @@ class JointCalls:
                 f"model_name: '{request.model}' is not in parameter '{MODELS}', {listed!r}"
             )
         for name in names:
-            model, _, version = name.partition(":")
+            model, _, version = name.partition(_VERSION)
             yield _Asked(name, self._engine.model(model, version, request.request_id))
 
     def _decode(
@@ -159,7 +167,8 @@ class JointCalls:
             kept = [at for at, tensor in enumerate(request.inputs) if tensor.name in own]
             part = request._replace(
                 model=one.model.name,
-                version=one.model.version,
+                # One that is not named may be replaced meanwhile, and another answers then.
+                version=one.model.version if _VERSION in one.name else "",
                 inputs=[request.inputs[at] for at in kept],
                 outputs=wanted[one.name],
                 raws=[raw for at in kept if (raw := raws[at]) is not None],

@@ -17,7 +17,7 @@ from serve.client import (
     Request,
     ServerFault,
 )
-from serve.errors import ModelError, NotReady, QueueFull
+from serve.errors import ModelError, NotReady, QueueFull, VersionReplaced
 from serve.server.api import ModelInfo, TensorSpec
 from serve.wire.messages import INFER_METHOD, decode_response, encode_request
 from tests.rpc.fakes import CLASSES, FEATURES, model_info
@@ -213,6 +213,14 @@ def test_a_server_that_starts_refuses_with_its_reason(engine, client):
     with pytest.raises(Exception, match="is starting"):
         client.infer(["gcn", "gin"], retry=False, **GRAPH)
     assert engine.refusals == [("gcn", "NotReady")]
+
+
+def test_a_version_that_was_unloaded_meanwhile_is_chosen_again(engine, client):
+    engine.refuse_with = VersionReplaced("version 1 of model 'gcn' was unloaded meanwhile")
+    found = client.infer(["gcn", "gin:1"], retry=False, **GRAPH)
+    assert not found.errors
+    assert [(call.version, call.chosen) for call in engine.calls] == [("", "1"), ("1", "")]
+    assert not engine.refusals
 
 
 def test_the_client_refuses_what_it_can_see(client, engine):
