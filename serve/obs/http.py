@@ -12,8 +12,8 @@ It is the HTTP port of a server without the gateway (``serve.rest``), and what t
 =====================  ============================================================
 
 A client has ten seconds to send its request and ten to receive the answer. At most 64 connections
-are open; a new one closes the oldest that waits for its client. So no client can deny others an
-answer or keep the server from stopping.
+are open; a new one closes the oldest that waits for its client. At most eight reports are made or
+wait. So no client can deny others an answer or keep the server from stopping.
 """
 
 import _thread
@@ -33,7 +33,7 @@ from email.message import Message
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Condition
+from threading import BoundedSemaphore, Condition
 from typing import Any, cast
 from urllib.parse import parse_qs, urlsplit
 
@@ -66,6 +66,9 @@ _Answer = Callable[[str, Message, Names], HttpAnswer]
 #: Process, user and group id.
 _CREDENTIALS = struct.Struct("3i")
 _MAX_CONNECTIONS = 64
+#: Most reports that are made or wait for others; one more is refused, as those that wait hold a
+#: connection each, which probes need.
+_MOST_REPORTS = 8
 #: Time for a client to send its request, and again to receive the answer.
 _CLIENT_S = 10.0
 #: Shorter answers are not compressed.
@@ -131,6 +134,7 @@ class HttpPort:
         self._ready = ready
         self._metrics = metrics
         self._database = database
+        self._reports = BoundedSemaphore(_MOST_REPORTS)
         self._callers = callers if callers is not None and callers.limited else None
         self._server = _HttpServer(listener, _handler(self._answer), certificates)
         self._thread = Thread(target=self._server.serve_forever, args=(_CHECK_S,), name="http")
@@ -171,6 +175,11 @@ class HttpPort:
     def _report(self, form: str, query: str) -> HttpAnswer:
         filters = {name: values[-1] for name, values in parse_qs(query).items()}
         form = filters.pop("format", form)
+        if not self._reports.acquire(blocking=False):
+            return _text(
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                f"{_MOST_REPORTS} reports are made or wait, as many as may; try again later",
+            )
         try:
             if form not in _REPORT_TYPES:
                 known = ", ".join(_REPORT_TYPES)
@@ -178,6 +187,8 @@ class HttpPort:
             made = make_report(self._database, cast("Form", form), selection_of(filters))
         except ServeError as error:
             return _text(HTTPStatus(error.code.http_status), str(error))
+        finally:
+            self._reports.release()
         return HTTPStatus.OK, _REPORT_TYPES[form], made
 
 

@@ -7,7 +7,8 @@ import socket
 import threading
 import urllib.error
 import urllib.request
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 
 import pytest
@@ -142,6 +143,32 @@ def test_filters_and_csv(port, monkeypatch):
     assert get(port, "/report?model=%00%27")[0] == 200
     assert "unknown filter 'modle'" in get(port, "/report?modle=gat")[2]
     assert "known formats: html, json, csv" in get(port, "/report?format=pdf")[2]
+
+
+def test_reports_that_wait_keep_no_probe_out(port, monkeypatch):
+    """They are made one at a time, and each that waits has one of the port's connections."""
+    over = threading.Event()
+
+    def slow(*_):
+        over.wait(PATIENCE_S)
+        return b"{}"
+
+    monkeypatch.setattr("serve.obs.http.make_report", slow)
+    asked = serve.obs.http._MAX_CONNECTIONS + 6
+    with ThreadPoolExecutor(asked) as threads:
+        reports = [threads.submit(get, port, f"/report.json?client={i}") for i in range(asked)]
+        try:
+            status, _, body = next(as_completed(reports)).result()
+            assert status == 503
+            assert "reports are made or wait" in body
+            assert get(port, "/v2/health/live")[0] == 200
+        finally:
+            over.set()
+    statuses = Counter(one.result()[0] for one in reports)
+    assert statuses == {
+        200: serve.obs.http._MOST_REPORTS,
+        503: asked - serve.obs.http._MOST_REPORTS,
+    }
 
 
 def test_reports_of_a_large_database_are_kept_for_a_minute(port, database, monkeypatch):
