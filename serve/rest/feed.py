@@ -19,11 +19,14 @@ import msgspec
 from serve.niceness import IDLE_CLASS, be_nice
 from serve.obs.live.view import Focus, View
 from serve.obs.read import reading
-from serve.rest.errors import RestError
+from serve.rest.errors import RestError, retry_headers
 from serve.rest.replies import Pieces
 
 #: Most watchers; one more is refused.
 MOST_WATCHERS = 16
+#: Most questions that wait for the thread; one more is refused.
+MOST_QUESTIONS = 16
+_RETRY_MS = 1000
 #: Time between two updates.
 EVERY_S = 1.0
 _Result = TypeVar("_Result")
@@ -49,6 +52,8 @@ class Feed:
         self._database = database
         self._threads = ThreadPoolExecutor(1, "live", be_nice, (IDLE_CLASS,))
         self._watched: dict[Focus, Watched] = {}
+        #: Questions that wait for the thread or have it, also of clients that have gone.
+        self._questions = 0
         self._closed = False
 
     def close(self) -> None:
@@ -59,8 +64,26 @@ class Feed:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def ask(self, question: Callable[[sqlite3.Connection], _Result]) -> _Result:
-        """Return what `question` reads from the database, on the thread; raises ServeError."""
+        """Return what `question` reads from the database, on the thread.
 
+        Raises ServeError, and RestError when `MOST_QUESTIONS` wait.
+        """
+        if self._closed:
+            raise RestError(HTTPStatus.SERVICE_UNAVAILABLE, "the server is shutting down")
+        if self._questions >= MOST_QUESTIONS:
+            raise RestError(
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                f"{self._questions} questions wait for the database, as many as may; try again "
+                "later",
+                retry_headers(_RETRY_MS),
+            )
+        self._questions += 1
+        try:
+            return await self._read(question)
+        finally:
+            self._questions -= 1
+
+    async def _read(self, question: Callable[[sqlite3.Connection], _Result]) -> _Result:
         def answer() -> _Result:
             with reading(self._database) as db:
                 return question(db)
@@ -107,7 +130,7 @@ class Feed:
         while True:
             begun_s = loop.time()
             try:
-                seen = await self.ask(lambda db: watched.view.update(db, time.time()))
+                seen = await self._read(lambda db: watched.view.update(db, time.time()))
             except Exception as error:
                 watched.all = watched.changes = event("problem", {"error": str(error)})
             else:

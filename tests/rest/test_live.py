@@ -1,7 +1,9 @@
 """The live page's stream and questions, over real sockets."""
 
+import asyncio
 import http.client
 import json
+import threading
 import time
 from contextlib import ExitStack, closing
 
@@ -9,7 +11,8 @@ import pytest
 
 from bench.kit.waiting import PATIENCE_S, wait_for
 from serve.obs.live.view import Focus
-from serve.rest.feed import MOST_WATCHERS
+from serve.rest.errors import RestError
+from serve.rest.feed import MOST_QUESTIONS, MOST_WATCHERS, Feed
 from serve.rest.process import missing_packages
 from tests.obs.builders import late
 from tests.rest.live_pages import live_server, recent
@@ -118,6 +121,34 @@ def test_watchers_are_bounded_and_places_come_back(live):
                 return viewer.answer.status == 200
 
         wait_for(free, "a place for one more")
+
+
+def test_questions_that_wait_are_bounded_and_places_come_back(live):
+    """A client may leave, and what it asked stays in the queue of the only thread."""
+    begun, over = threading.Event(), threading.Event()
+
+    def slow(_):
+        begun.set()
+        over.wait(PATIENCE_S)
+
+    async def ask_all():
+        feed = Feed(live.gateway.database)
+        try:
+            asked = [asyncio.ensure_future(feed.ask(slow)) for _ in range(MOST_QUESTIONS)]
+            await asyncio.to_thread(begun.wait, PATIENCE_S)
+            with pytest.raises(RestError, match=f"{MOST_QUESTIONS} questions wait") as refused:
+                await feed.ask(slow)
+            assert (refused.value.status, refused.value.headers["Retry-After"]) == (503, "1")
+            over.set()
+            await asyncio.gather(*asked)
+            assert await feed.ask(lambda _: "answered") == "answered"
+        finally:
+            over.set()
+            feed.close()
+        with pytest.raises(RestError, match="is shutting down"):
+            await feed.ask(slow)
+
+    asyncio.run(ask_all())
 
 
 def test_requests_and_stories(live):
