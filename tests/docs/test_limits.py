@@ -9,8 +9,9 @@ from bench.kit.result import ROOT
 from serve.config import ServerConfig
 from serve.config_schema import schema
 from serve.core.types import RejectReason
+from serve.obs import http
 from serve.obs.explanations import REASONS as REPORTED
-from serve.rest import connections, counts, run
+from serve.rest import connections, counts, feed, run
 from serve.rpc import native_front, stream, thread_pools
 from serve.rpc.call_threads import MAX_PARSED_BYTES
 from serve.rpc.refusals import FRONT_REASONS, REASONS
@@ -54,6 +55,9 @@ FIXED = {
     "HTTP connections": connections.MOST_CONNECTIONS,
     "bytes of all HTTP": run._HELD_MESSAGES,
     "time to read each MiB": connections.SEND_S,
+    "reports over HTTP": http._MOST_REPORTS,
+    "pages that watch": feed.MOST_WATCHERS,
+    "questions of live pages": feed.MOST_QUESTIONS,
 }
 #: Limits of compiled code: how a row begins, the file, and what stands in it.
 COMPILED = {
