@@ -28,6 +28,7 @@ from serve.server.lane_domains import LaneDomains
 from serve.server.lanes.lane_models import LaneModels
 from serve.server.lanes.pool import LanePool
 from serve.server.load_turns import LoadCancellation, LoadTurns
+from serve.threads import Thread
 
 _log = logging.getLogger(__name__)
 
@@ -261,15 +262,37 @@ class ModelRollout:
         return ModelEntry(spec, digest, key, signature, estimator, executor, reason)
 
     def _retire(self, entry: ModelEntry) -> None:
-        """Wait until no request of the model is left, then drop it from the lanes."""
+        """Drop the model from the lanes once no request of it is left.
+
+        Waits for that for a while; after that a thread does.
+        """
         with self._lock:
             entry.retired = True
             if entry.inflight == 0:
                 entry.idle.set()
-        if not entry.idle.wait(_DRAIN_TIMEOUT_S):
-            _log.warning("model %s: still has requests; its memory is kept", entry.key)
+        if entry.idle.wait(_DRAIN_TIMEOUT_S):
+            self._drop(entry)
             return
-        self._forget(entry.key)
+        _log.warning("model %s: still has requests; its memory is kept until they end", entry.key)
+        try:
+            Thread(target=self._drop_late, args=(entry,), name="retired").start()
+        except RuntimeError as error:
+            _log.error("model %s: its memory is kept: %s", entry.key, error)
+
+    def _drop_late(self, entry: ModelEntry) -> None:
+        entry.idle.wait()  # every request ends, at the stop of the server if not before
+        try:
+            with self._turns.of_model(entry.spec.name, LoadCancellation()):
+                if not self._pool.calibrators.interrupted:
+                    self._drop(entry)
+        except NotReady:
+            return  # the server stops, and drops all
+
+    def _drop(self, entry: ModelEntry) -> None:
+        if self._catalogue.by_key(entry.key) is entry:
+            self._forget(entry.key)
+        else:  # the same content was loaded again meanwhile, from files of its own
+            self.lane_models.close_files_of(entry.spec)
         self._domains.leave(entry.spec)
 
     def _forget(self, key: str) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from bench.kit.waiting import PATIENCE_S
+from bench.kit.waiting import PATIENCE_S, wait_for
 from serve.core.types import LaneId
 from serve.errors import ConfigError, ModelError, NotReady, RequestCancelled, UnknownName
 from serve.ipc.messages import LoadModel
@@ -376,6 +376,29 @@ def test_no_copy_outlives_its_version(tmp_path, folder, models, lanes):
     models.load("m")
     models.rollout.close()
     assert copies_held() == before
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["unloaded", "loaded again"])
+def test_memory_is_given_back_when_the_last_request_ends_late(folder, models, monkeypatch, again):
+    monkeypatch.setattr("serve.server.rollout._DRAIN_TIMEOUT_S", 0.01)
+    before = copies_held()
+    entry = models.load("m")
+    held, weights_bytes = copies_held(), models.rollout.weights_bytes
+    entry.inflight = 1
+    models.unload("m")
+    assert models.rollout.weights_bytes == weights_bytes > 0
+    if again:
+        successor = models.load("m")
+        assert successor.key == entry.key
+    entry.inflight = 0
+    entry.idle.set()
+    if again:
+        wait_for(lambda: copies_held() == held, "the end of the first files")
+        assert models.rollout.weights_bytes == weights_bytes
+        assert models.catalogue.by_key(entry.key) is successor
+    else:
+        wait_for(lambda: models.rollout.weights_bytes == 0, "its memory")
+        wait_for(lambda: copies_held() == before, "the end of its files")
 
 
 # -- several at once ------------------------------------------------------------------------------
