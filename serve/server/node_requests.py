@@ -1,5 +1,6 @@
 """A request by node id before its sample is drawn: fit, fan-outs, and expected size."""
 
+import itertools
 import threading
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
@@ -30,7 +31,8 @@ DEFAULT_FANOUT, DEFAULT_FANOUT_BEYOND, _FIRST_HOPS = 10, 5, 2
 _PROBED_IDS = (1, 8, 64, 512, 4096)
 _PROBE_REPEATS = 5
 _PROBE_LIMIT_NS = 150_000_000
-#: Size models kept at most, one per graph and fan-outs; clients may send any fan-outs.
+#: Size models kept at most, one per graph and fan-outs; clients may send any fan-outs. Those that
+#: are in use stay.
 _MOST_SIZES = 64
 #: Stands for all types of edges that have no fan-outs of their own.
 OTHERS = "*"
@@ -112,12 +114,21 @@ class TypedRequest(SampledRequest):
         return counts
 
 
+@dataclass(slots=True)
+class _Learned:
+    """Sample sizes, and when they were used last: a number that grows."""
+
+    sizes: SampleSizes
+    used: int = -1
+
+
 class NodeRequests:
     """Makes node requests, with a model of sample sizes for each graph and fan-outs. Any thread."""
 
     def __init__(self, graphs: GraphStore) -> None:
         self._graphs = graphs
-        self._sizes: dict[tuple[Hashable, ...], SampleSizes] = {}
+        self._sizes: dict[tuple[Hashable, ...], _Learned] = {}
+        self._uses = itertools.count()
         self._probing = threading.Lock()
 
     def make(
@@ -220,11 +231,13 @@ class NodeRequests:
             with self._probing:
                 found = self._sizes.get(key)
                 if found is None:
-                    found = probes()
+                    found = _Learned(probes())
                     while len(self._sizes) >= _MOST_SIZES:
-                        self._sizes.pop(next(iter(self._sizes)), None)
+                        # Not the oldest: usual fan-outs are known from the start.
+                        del self._sizes[min(self._sizes, key=lambda one: self._sizes[one].used)]
                     self._sizes[key] = found
-        return found
+        found.used = next(self._uses)
+        return found.sizes
 
 
 def _check_type(graph: str, known: tuple[str, ...], node_type: str) -> None:
