@@ -47,10 +47,14 @@ class BodyReader:
                 HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
                 f"Content-Encoding: {coding[:32]!r} is not one of identity, {', '.join(_WBITS)}",
             )
-        if "transfer-encoding" in request.headers and "content-length" in request.headers:
+        length = request.headers.get("content-length")
+        if "transfer-encoding" not in request.headers:
+            declared = int(length or 0)  # a request with neither has no body
+        elif length is None:
+            declared = self._most_bytes
+        else:
             # The first one counts, but the other one would be what is held for the body.
             raise invalid("Content-Length: it is given beside Transfer-Encoding; give one of them")
-        declared = int(request.headers.get("content-length", self._most_bytes))
         if declared > self._most_bytes:
             raise self._too_large()
         expected_bytes = self._most_bytes if coding != "identity" else declared

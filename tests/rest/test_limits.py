@@ -11,6 +11,7 @@ import pytest
 
 from bench.kit.waiting import PATIENCE_S, wait_for
 from serve.rest.byte_budget import BudgetExhausted, ByteBudget
+from serve.rest.counts import Counts
 from serve.rest.process import missing_packages
 from tests.rest.conftest import MOST_BYTES, Gateway
 from tests.rest.test_paths import INFER, request
@@ -18,6 +19,8 @@ from tests.rest.test_paths import INFER, request
 MOST_CONNECTIONS = pytest.importorskip(
     "serve.rest.connections", exc_type=ImportError
 ).MOST_CONNECTIONS
+Request = pytest.importorskip("starlette.requests").Request
+BodyReader = pytest.importorskip("serve.rest.bodies", exc_type=ImportError).BodyReader
 
 HEAD = f"POST {INFER} HTTP/1.1\r\nHost: a\r\nContent-Length: {{}}\r\n\r\n"
 
@@ -210,6 +213,19 @@ def test_the_budget_serves_in_order_and_loses_nothing():
         assert budget.held_bytes == 0
 
     asyncio.run(play())
+
+
+def test_a_request_without_a_body_needs_no_room():
+    async def receive():
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def ask():
+        bodies = BodyReader(Counts(), most_bytes=100, total_bytes=100, limit_s=0.01)
+        request = Request({"type": "http", "method": "POST", "headers": []}, receive)
+        async with bodies.holding(100), bodies.received(request) as body:
+            return bytes(body)
+
+    assert asyncio.run(ask()) == b""
 
 
 def test_one_that_gives_up_while_bytes_come_free_only_gives_up():
