@@ -194,9 +194,10 @@ class AsyncClient(AsyncVersions, AsyncJobs):
     ) -> AsyncIterator[Outcome]:
         """Send many requests over one stream; yields `(position, answer or error)` as they finish.
 
-        A failed request does not end the stream, and is not repeated. `timeout_s` limits the whole
-        stream; a request without a limit has the client's. Requests are read from the iterable as
-        fast as the server can take them.
+        A failed request does not end the stream, and is not repeated. One that the client refuses
+        itself is told with the next answer, or at the end. `timeout_s` limits the whole stream; a
+        request without a limit has the client's. Requests are read from the iterable as fast as
+        the server can take them.
         """
         pending = PendingRequests(self._connection.timeout_s)
         broken: list[BaseException] = []
