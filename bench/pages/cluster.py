@@ -99,6 +99,17 @@ def shared_topology() -> str:
     })  # fmt: skip
 
 
+def split_by_home() -> str:
+    """Return what requests send, wait for and run where they are split by home, and where not."""
+    return flat(read_result("shared_topology")["splits"], {
+        "parts": "{parts}", "everywhere": "{hot:.0%}", "ids": "{ids}", "fan-outs": "{fanouts}",
+        "rounds, off": "{off_rounds:.2f}", "home": "{home_rounds:.2f}",
+        "KiB, off": "{off_kib:,.0f}", "KiB, home": "{home_kib:,.0f}",
+        "of features only": "{of_features_only:.2f}", "longest run": "{run_share:.0%}",
+        "nodes in all": "{work_share:.0%}",
+    })  # fmt: skip
+
+
 def shared_rows() -> str:
     """Return what features of other servers cost, by request, and by the link alone."""
     return flat(read_result("shared_rows")["rows"], {
@@ -137,6 +148,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "cluster partitions": partitions,
     "cluster shared hot rows": shared_hot_rows,
     "cluster shared topology": shared_topology,
+    "cluster split by home": split_by_home,
     "cluster shared rows": shared_rows,
     "cluster shared lost": shared_lost,
     "cluster shared changed": shared_changed,

@@ -52,6 +52,8 @@ class QosFacts:
     #: For a server that knows others: its name, and how many servers passed the request on to it.
     node: str = ""
     hops: int = 0
+    #: For a request with `split="home"`: the number of parts that were answered apart.
+    split_parts: int = 0
     #: Time from its arrival at a front until its arrival at the server, where the front tells it.
     front_us: int = 0
 

@@ -41,6 +41,7 @@ class RequestFields(TypedDict, total=False):
     tenant: str
     seed: int | None
     fanouts: GivenFanouts | None
+    split: str
     request_id: str
     retry: bool
 
@@ -92,6 +93,8 @@ class Request:
     #: whole graph gives. A mapping has them by type of edges, and by `*` for those not named. None
     #: for the model's own.
     fanouts: GivenFanouts | None = None
+    #: `home` to have nodes of a graph that is shared out answered by the servers where they live.
+    split: str = ""
     request_id: str = ""
     #: False to send it once, whatever the answer.
     retry: bool = True
@@ -198,6 +201,7 @@ class Request:
             "tenant": self.tenant or None,
             "seed": _integer("seed", self.seed),
             "fanouts": fanouts_text(self.fanouts),
+            "split": self.split or None,
             "models": None if isinstance(self.model, str) else ",".join(self.model),
         }
 

@@ -6,6 +6,7 @@ here as if there were no others.
 
 import logging
 import random
+import secrets
 import threading
 import time
 from collections import Counter
@@ -14,18 +15,23 @@ from math import inf
 from pathlib import Path
 
 import grpc
+import numpy as np
+from msgspec.structs import replace
 
 from serve.access.callers import AUTHORIZATION
 from serve.access.front_stamps import ARRIVED, FrontStamps
-from serve.cluster.peers import Peer, Peers, ask, leave_alone
+from serve.cluster.peers import Headers, Peer, Peers, ask, leave_alone
+from serve.cluster.sent_parts import MOST_PART_S, SentPart, SentParts, part_message
 from serve.cluster.servers_file import read_servers
 from serve.core.cluster.forward import passed_on, stays
+from serve.core.cluster.split import split_by_home
 from serve.core.cluster.views import MachineFacts, MachineView, RoutedRequest
 from serve.core.types import Task
 from serve.errors import ConfigError
 from serve.rpc.cancellation import Cancellation
-from serve.rpc.elsewhere import HOPS, Origin
-from serve.server.api import Room
+from serve.rpc.elsewhere import HOPS, PART, Origin
+from serve.server.api import InferCall, ModelInfo, Room
+from serve.server.split import IdHomes, Split
 from serve.wire.messages import WireRequest
 
 _log = logging.getLogger(__name__)
@@ -119,6 +125,83 @@ class OtherServers:
             return answer
         finally:
             self._places.release()
+
+    def split(
+        self,
+        request: WireRequest,
+        call: InferCall,
+        model: ModelInfo,
+        origin: Origin,
+        homes: IdHomes,
+        remaining_s: float,
+        cancellation: Cancellation,
+    ) -> InferCall | bytes | None:
+        """See ``Elsewhere``; which parts are sent is decided by ``core.cluster.split``."""
+        parts, sizes = np.unique(homes.parts, return_counts=True)
+        counts = dict(zip(parts.tolist(), sizes.tolist(), strict=True))
+        if counts.keys() <= {homes.here} or not self._peers:
+            return None
+        known = ask(self._peers.known(), _headers(origin), time.monotonic() - HELD_S)
+        peers = {p.view: p for p in known if p.node != self.node and p.view is not None}
+        asked = RoutedRequest(0, f"{model.name}:{model.version}", graph=call.graph or "")
+        placed = split_by_home(counts, homes.here, asked, list(peers), time.monotonic_ns())
+        waited_ns = time.monotonic_ns() - call.arrived_ns
+        limit_s = min(MOST_PART_S, remaining_s)
+        if call.timeout_ns is not None:
+            limit_s = min(limit_s, (call.timeout_ns - waited_ns) / 1e9)
+        if limit_s <= 0:
+            return None
+        if placed.whole:
+            (there,) = placed.sent.values()
+            return self._pass_whole(peers[there], origin, limit_s, cancellation)
+        seed = secrets.randbits(63) if call.seed is None else call.seed
+        left_ns = max(1, homes.target_ns - waited_ns)
+        sent: list[SentPart] = []
+        for part, view in placed.sent.items():
+            positions = np.flatnonzero(homes.parts == part)
+            message = part_message(request, call, model, homes.ids[positions], seed)
+            headers = (*_headers(origin), (HOPS, "1"), (PART, str(left_ns)))
+            future = self._begin(peers[view], message, limit_s, headers)
+            if future is not None:
+                sent.append(SentPart(part, peers[view], positions, future))
+        if not sent:
+            return None
+        own = np.flatnonzero(~np.isin(homes.parts, [one.part for one in sent]))
+        others = SentParts(sent, limit_s=limit_s, left=self._parts_left)
+        split = Split(own, others, 1 + len(sent))
+        return replace(call, movable=False, split=split, seed=seed, qos_target_ns=homes.target_ns)
+
+    def _pass_whole(
+        self, there: Peer, origin: Origin, limit_s: float, cancellation: Cancellation
+    ) -> bytes | None:
+        """Pass a request on to where all of its nodes live; None to answer it here."""
+        if not self._places.acquire(blocking=False):
+            return None
+        try:
+            answer = self._send(there, origin, limit_s, cancellation)
+            self.counts["failed" if answer is None else "answered"] += 1
+            return answer
+        finally:
+            self._places.release()
+
+    def _begin(
+        self, there: Peer, message: bytes, limit_s: float, headers: Headers
+    ) -> "grpc.Future[bytes] | None":
+        """Send a part, and take a place for it until `_parts_left`; None when it cannot be sent."""
+        if not self._places.acquire(blocking=False):
+            return None
+        call: Callable[..., grpc.Future[bytes]] = there.channel.infer.future
+        try:
+            return call(message, timeout=limit_s, metadata=headers)
+        except ValueError:  # the server is known no more
+            self._places.release()
+            return None
+
+    def _parts_left(self, answered: int, lost: int) -> None:
+        """Give up the places of parts that have ended."""
+        self.counts["answered"] += answered
+        self.counts["failed"] += lost
+        self._places.release(answered + lost)
 
     def _stamp(self) -> str:
         """Return what tells the other server when this one got the request; empty without a key."""

@@ -44,6 +44,7 @@ class Peer:
             budget_bytes=said.budget_bytes,
             models=frozenset(said.models),
             graphs=frozenset(said.graphs),
+            part=said.part if said.HasField("part") else None,
         )
         view = MachineView(facts)
         view.told(said.unanswered, 0)

@@ -214,6 +214,16 @@ def shared_files(column: Column | None) -> bytes | None:
     return column.of_rows.files if isinstance(column, SharedColumn) else None
 
 
+def graph_state(version: int, column: Column) -> str:
+    """Return what tells versions of a graph apart on all servers; empty where it is not shared out.
+
+    The number tells changes of edges apart where all servers have all of them.
+    """
+    if not isinstance(column, SharedColumn):
+        return ""
+    return f"{version}:{column.of_rows.files.hex()}:{column.of_rows.changes.hex()}"
+
+
 def added_parts(known: int, count: int, part_count: int) -> Ids:
     """Return the parts of nodes that are added to the first `known` to make them `count`."""
     return np.arange(known, count) % part_count

@@ -12,7 +12,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("version", "device", "slots", "budget_bytes", "policy", "discipline", "window", "qos_factor", "max_message_bytes", "node", "unanswered", "models", "graphs")
+    __slots__ = ("version", "device", "slots", "budget_bytes", "policy", "discipline", "window", "qos_factor", "max_message_bytes", "node", "unanswered", "models", "graphs", "part")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
@@ -26,6 +26,7 @@ class DescribeResponse(_message.Message):
     UNANSWERED_FIELD_NUMBER: _ClassVar[int]
     MODELS_FIELD_NUMBER: _ClassVar[int]
     GRAPHS_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
     version: str
     device: str
     slots: int
@@ -39,7 +40,8 @@ class DescribeResponse(_message.Message):
     unanswered: int
     models: _containers.RepeatedScalarFieldContainer[str]
     graphs: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, version: _Optional[str] = ..., device: _Optional[str] = ..., slots: _Optional[int] = ..., budget_bytes: _Optional[int] = ..., policy: _Optional[str] = ..., discipline: _Optional[str] = ..., window: _Optional[str] = ..., qos_factor: _Optional[float] = ..., max_message_bytes: _Optional[int] = ..., node: _Optional[str] = ..., unanswered: _Optional[int] = ..., models: _Optional[_Iterable[str]] = ..., graphs: _Optional[_Iterable[str]] = ...) -> None: ...
+    part: int
+    def __init__(self, version: _Optional[str] = ..., device: _Optional[str] = ..., slots: _Optional[int] = ..., budget_bytes: _Optional[int] = ..., policy: _Optional[str] = ..., discipline: _Optional[str] = ..., window: _Optional[str] = ..., qos_factor: _Optional[float] = ..., max_message_bytes: _Optional[int] = ..., node: _Optional[str] = ..., unanswered: _Optional[int] = ..., models: _Optional[_Iterable[str]] = ..., graphs: _Optional[_Iterable[str]] = ..., part: _Optional[int] = ...) -> None: ...
 
 class EstimateRequest(_message.Message):
     __slots__ = ("model", "version", "num_nodes", "num_edges", "graph", "num_ids", "fanouts", "node_type")

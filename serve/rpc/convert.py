@@ -23,6 +23,9 @@ from serve.wire.messages import (
     encode_response_head,
 )
 
+#: What the answer to a part of a request tells of the graph, see ``shared_column.graph_state``.
+GRAPH_STATE = "graph_state"
+
 
 def decode_call(
     request: WireRequest,
@@ -70,11 +73,16 @@ def decode_call(
 
 
 def encode_answer(
-    request_id: str, result: InferResult, place: RegionPart | None = None, node: str = ""
+    request_id: str,
+    result: InferResult,
+    place: RegionPart | None = None,
+    node: str = "",
+    more: dict[str, ParameterValue | None] | None = None,
 ) -> bytes:
     """Serialize the response: the outputs in raw form, the QoS facts as parameters.
 
-    `node` is the server's name, told where it has one among others. With a `place`, the only output
+    `node` is the server's name, told where it has one among others, and `more` facts go with the
+    others. With a `place`, the only output
     is written there and its raw form is left empty. Raises InvalidInput when it does not fit.
     """
     record, outputs = result.record, result.outputs
@@ -88,9 +96,18 @@ def encode_answer(
         outputs,
         version=record.version,
         request_id=request_id or record.request_uid,
-        parameters=qos_facts(record, node),
+        parameters=qos_facts(record, node) | (more or {}),
         places=places,
     )
+
+
+def split_facts(call: InferCall, result: InferResult) -> dict[str, ParameterValue | None]:
+    """Return what is told of a request that may be split, or that is a part of one."""
+    if call.is_part:
+        return {GRAPH_STATE: result.graph_state}
+    if not call.by_home:
+        return {}
+    return {"split_parts": 1 if call.split is None else call.split.count}
 
 
 def encode_answer_head(

@@ -7,11 +7,15 @@ from serve.access.callers import AUTHORIZATION
 from serve.access.front_stamps import ARRIVED
 from serve.core.types import Task
 from serve.rpc.cancellation import Cancellation
-from serve.server.api import Room
+from serve.server.api import InferCall, ModelInfo, Room
+from serve.server.split import IdHomes
 from serve.wire.messages import REGION, WireRequest
 
 #: Header of a request that another server has passed on: it is passed on no more.
 HOPS = "gnnserve-hops"
+#: Header of a part of a request that another server has split: the target of the whole, in ns.
+PART = "gnnserve-part"
+_MOST_NS = 2**63 - 1
 
 
 #: Headers of a call.
@@ -29,6 +33,8 @@ class Origin(NamedTuple):
     authorization: str = ""
     #: What a front says of its arrival there, see ``front_stamps``; empty without.
     stamp: str = ""
+    #: Target of the request that it is a part of; 0 for none.
+    part_target_ns: int = 0
 
 
 class Elsewhere(Protocol):
@@ -60,6 +66,32 @@ class Elsewhere(Protocol):
         """
         ...
 
+    def split(
+        self,
+        request: WireRequest,
+        call: InferCall,
+        model: ModelInfo,
+        origin: Origin,
+        homes: IdHomes,
+        remaining_s: float,
+        cancellation: Cancellation,
+    ) -> InferCall | bytes | None:
+        """Send the parts of a call whose nodes live elsewhere to where they do.
+
+        Args:
+            request: What came, decoded.
+            call: The same; not split yet.
+            model: The version that answers it.
+            origin: What came, as it is sent on.
+            homes: Where its nodes live.
+            remaining_s: Seconds until the call's deadline.
+            cancellation: Passes the call's cancellation on.
+
+        Returns the call for what stays here; the answer of another server that has all of its
+        nodes; or None where nothing was sent.
+        """
+        ...
+
 
 def hops_of(headers: Headers) -> int:
     """Return how many servers have passed on a call with these headers: 0 or 1."""
@@ -68,7 +100,7 @@ def hops_of(headers: Headers) -> int:
 
 def origin_of(message: bytes | memoryview, headers: Headers) -> Origin:
     """Return where a call with these headers came from."""
-    hops, authorization, stamp = 0, "", ""
+    hops, authorization, stamp, target_ns = 0, "", "", 0
     for name, value in headers:
         if name == HOPS:
             hops = 1
@@ -76,7 +108,9 @@ def origin_of(message: bytes | memoryview, headers: Headers) -> Origin:
             authorization = value
         elif name == ARRIVED and isinstance(value, str):
             stamp = value
-    return Origin(message, hops, authorization, stamp)
+        elif name == PART and isinstance(value, str) and value.isdecimal():
+            target_ns = min(_MOST_NS, int(value[:19]))
+    return Origin(message, hops, authorization, stamp, target_ns if hops else 0)
 
 
 def is_movable(request: WireRequest, origin: Origin) -> bool:

@@ -51,7 +51,7 @@ class GnnServeService:
 
     def Describe(self, _: pb.DescribeRequest, __: object) -> pb.DescribeResponse:
         """Describe the server's device and scheduling."""
-        facts = self._facts()
+        facts, room = self._facts(), self._engine.moving.room
         return pb.DescribeResponse(
             version=facts.version,
             device=facts.device,
@@ -63,9 +63,10 @@ class GnnServeService:
             qos_factor=facts.qos_factor,
             max_message_bytes=self._max_message_bytes,
             node=self._node(),
-            unanswered=self._engine.moving.room.unanswered,
+            unanswered=room.unanswered,
             models=sorted(_names_of(self._engine.served())),
             graphs=[graph.name for graph in self._engine.graphs()],
+            part=room.part,
         )
 
     def Estimate(self, request: pb.EstimateRequest, _: object) -> pb.EstimateResponse:

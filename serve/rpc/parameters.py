@@ -30,6 +30,10 @@ MAX_HOPS = 16
 #: Durations are kept as nanoseconds in 64 bits.
 _MAX_US = (2**63 - 1) // 1000
 _MAX_PRIORITY = 2**31 - 1
+#: The parameter that says where nodes of a graph that is shared out are answered: all by the server
+#: that the request is at, or each where it lives.
+SPLIT = "split"
+_BY_HOME = {"off": False, "home": True}
 #: gRPC reports some 292 years for a call without a deadline.
 _NO_DEADLINE_S = 1e9
 
@@ -45,6 +49,7 @@ class RequestParameters(NamedTuple):
     seed: int | None = None
     graph: str | None = None
     fanouts: Fanouts | None = None
+    by_home: bool = False
 
 
 def decode_parameters(
@@ -82,7 +87,17 @@ def decode_parameters(
         seed=integer(parameters, "seed", -(2**63), 2**63 - 1),
         graph=text(parameters, "graph"),
         fanouts=parse_fanouts(text(parameters, "fanouts", _MAX_FANOUTS)),
+        by_home=_by_home(text(parameters, SPLIT)),
     )
+
+
+def _by_home(given: str | None) -> bool:
+    """Return True where nodes may be answered where they live; raises InvalidInput."""
+    if given is None:
+        return False
+    if given not in _BY_HOME:
+        raise InvalidInput(f"parameter '{SPLIT}': {given!r} is not one of {', '.join(_BY_HOME)}")
+    return _BY_HOME[given]
 
 
 def parse_fanouts(given: str | None) -> Fanouts | None:

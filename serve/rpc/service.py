@@ -24,7 +24,7 @@ from serve.obs.trace_ids import TRACE_PARENT, trace_parent_of
 from serve.pb import grpc_service_pb2 as pb
 from serve.rpc import describe
 from serve.rpc.cancellation import Cancellation
-from serve.rpc.convert import encode_answer
+from serve.rpc.convert import encode_answer, split_facts
 from serve.rpc.elsewhere import Origin, origin_of
 from serve.rpc.gate import Gate
 from serve.rpc.guard import ADMIT, CALLER
@@ -162,16 +162,16 @@ class InferenceService:
         cancellation.submitted(ticket)
         try:
             result = ticket.result()
-            answer = encode_answer(
-                request.request_id, result, call.output_place, self.submission.node
-            )
+            place, facts = call.output_place, split_facts(call, result)
+            answer = encode_answer(request.request_id, result, place, self.submission.node, facts)
         except Exception:
             self.failed(model.name, model.version, arrived_ns)
             raise
         finally:
             cancellation.finished()
         self.succeeded(result.record)
-        self._engine.answered(call, result)
+        if call.split is None and not call.is_part:
+            self._engine.answered(call, result)
         return answer
 
     # -- health and metadata ------------------------------------------------------------------

@@ -58,50 +58,92 @@ class Submission:
         cancellation: Cancellation,
     ) -> Submitted | bytes:
         """Submit a request, or return the answer of another server; see ``InferenceService``."""
-        hops, front_ns, movable = 0, 0, False
-        if origin is not None:
-            hops, movable = origin.hops, self.elsewhere is not None and is_movable(request, origin)
+        front_ns, movable = 0, False
+        if origin is None:
+            origin = Origin(b"")
+        else:
+            movable = self.elsewhere is not None and is_movable(request, origin)
             front_ns = self.front_ns(((ARRIVED, origin.stamp),), arrived_ns)
         submit = partial(
-            self._submit, request, arrived_ns, remaining_s, caller, trace_parent, hops, front_ns
-        )
+            self._submit, request, arrived_ns, remaining_s, caller, trace_parent, origin, front_ns,
+            cancellation,
+        )  # fmt: skip
         try:
             return submit(movable=movable)
         except BetterElsewhere as found:
             assert self.elsewhere is not None
-            assert origin is not None
             left_s = remaining_s - (now_ns() - arrived_ns) / 1e9
             passed = self.elsewhere.answer(request, origin, found.task, left_s, cancellation)
             return submit(movable=False) if passed is None else passed
 
     def _submit(
         self, request: WireRequest, arrived_ns: int, remaining_s: float, caller: Principal,
-        trace_parent: str, hops: int, front_ns: int, *, movable: bool,
-    ) -> Submitted:  # fmt: skip
-        """Check the request and submit it; a refusal gets its row in the report.
+        trace_parent: str, origin: Origin, front_ns: int, cancellation: Cancellation, *,
+        movable: bool,
+    ) -> Submitted | bytes:  # fmt: skip
+        """Check the request and submit it, or parts of it; a refusal gets its row in the report.
 
-        Raises BetterElsewhere for a movable one, which then has none.
+        Returns the answer of a server where all of its nodes live. Raises BetterElsewhere for a
+        movable one, which then has none.
         """
         model = None
+        is_part = origin.part_target_ns > 0 and self.elsewhere is not None
         try:
             while True:
                 model = self._engine.model(request.model, request.version, request.request_id)
                 call = decode_call(request, model, self._regions, arrived_ns, remaining_s, caller)
-                if trace_parent or hops or front_ns or movable:
+                if trace_parent or origin.hops or front_ns or movable:
                     call = replace(
-                        call, trace_parent=trace_parent, hops=hops, front_ns=front_ns,
+                        call, trace_parent=trace_parent, hops=origin.hops, front_ns=front_ns,
                         movable=movable,
                     )  # fmt: skip
+                if is_part:
+                    call = _as_part(call, origin.part_target_ns, caller)
                 try:
-                    return model, call, self._engine.submit(call)
+                    if call.by_home and movable:
+                        left_s = remaining_s - (now_ns() - arrived_ns) / 1e9
+                        found = self._split(request, call, model, origin, left_s, cancellation)
+                        if isinstance(found, bytes):
+                            return found
+                        call = found
+                    return model, call, self._submitted(call)
                 except VersionReplaced:
                     continue  # ends: each time another version was unloaded
         except ServeError as error:
             if movable and isinstance(error, UnknownName | NotReady):
                 raise BetterElsewhere from error
-            self._engine.refused(
-                request.model, request.version, request.request_id, arrived_ns, error, trace_parent
-            )
+            if not is_part:  # the server of the whole keeps its record
+                self._engine.refused(
+                    request.model, request.version, request.request_id, arrived_ns, error,
+                    trace_parent,
+                )  # fmt: skip
             if model is not None:
                 self._failed(model.name, model.version, arrived_ns)
             raise
+
+    def _split(
+        self, request: WireRequest, call: InferCall, model: ModelInfo, origin: Origin,
+        left_s: float, cancellation: Cancellation,
+    ) -> InferCall | bytes:  # fmt: skip
+        """Return the call for what is answered here, or the answer; see ``Elsewhere.split``."""
+        assert self.elsewhere is not None
+        homes = self._engine.moving.homes(call)
+        if homes is None:
+            return call
+        found = self.elsewhere.split(request, call, model, origin, homes, left_s, cancellation)
+        return call if found is None else found
+
+    def _submitted(self, call: InferCall) -> Ticket:
+        """Submit what is answered here; where it is refused, no other server goes on with it."""
+        try:
+            return self._engine.submit(call)
+        except BaseException:
+            if call.split is not None:
+                call.split.others.end()
+            raise
+
+
+def _as_part(call: InferCall, target_ns: int, caller: Principal) -> InferCall:
+    """Return a part of a request that another server has split, with the target of the whole."""
+    least_us = None if caller.tenant is None else caller.tenant.min_qos_target_us
+    return replace(call, is_part=True, qos_target_ns=max(target_ns, 1000 * (least_us or 0)))

@@ -16,6 +16,7 @@ from serve.interface import Interface
 from serve.obs.record import RequestRecord
 from serve.server.load_turns import LoadCancellation
 from serve.server.regions import RegionPart
+from serve.server.split import IdHomes, Split
 from serve.server.training.job_facts import JobCall, JobStatus, TrainingEstimate
 from serve.server.version_facts import VersionChange, VersionFacts
 from serve.typed_names import name_parts, typed_name
@@ -87,6 +88,12 @@ class InferCall(msgspec.Struct, frozen=True):
     front_ns: int = 0
     #: It may be passed on to another server, so ``BetterElsewhere`` may be raised.
     movable: bool = False
+    #: Nodes that live on other servers may be answered there, and the request be split for it.
+    by_home: bool = False
+    #: How it was split; None for one that runs as a whole.
+    split: Split | None = None
+    #: It is a part of a request of another server, which keeps the record of the whole.
+    is_part: bool = False
 
     def payload(self) -> WireRequest:
         """Return model, tensors and wanted outputs as a message has them, without parameters."""
@@ -131,6 +138,8 @@ class Room(NamedTuple):
     slots: int
     #: Memory for the tasks of its largest device.
     budget_bytes: int
+    #: Part that it holds of graphs that are shared out; None for none.
+    part: int | None = None
 
 
 class Moving(Protocol):
@@ -145,6 +154,13 @@ class Moving(Protocol):
         """What the server has for requests now. Any thread."""
         ...
 
+    def homes(self, call: InferCall) -> IdHomes | None:
+        """Return where the nodes of a call live; None where it cannot be split by that.
+
+        Any thread. Raises UnknownName, NotReady, Mismatch or InvalidInput.
+        """
+        ...
+
 
 #: Name of the output of a model that does not declare its outputs: FP32 [rows, columns].
 OUTPUT = "output"
@@ -155,6 +171,8 @@ class InferResult(msgspec.Struct, frozen=True):
 
     outputs: dict[str, np.ndarray[Any, np.dtype[Any]]]
     record: RequestRecord
+    #: Version of the graph that was sampled where it is shared out, see ``graph_state``; else "".
+    graph_state: str = ""
 
     @property
     def output(self) -> np.ndarray[Any, np.dtype[Any]]:

@@ -113,6 +113,11 @@ class GraphStore:
             self._order.follow(self, progress, self._config.server.start_timeout_s)
 
     @property
+    def part(self) -> int | None:
+        """Part that is here of graphs that are shared out; None where none are."""
+        return None if self._rows is None else self._rows.part
+
+    @property
     def in_step(self) -> bool:
         """False when it cannot make changes that other servers made."""
         return self._order is None or not self._order.trouble

@@ -10,11 +10,13 @@ import uuid
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 
+import numpy as np
 from msgspec.structs import replace
 
 from serve.core.events import TaskArrived, TasksArrived
 from serve.core.types import Bytes, InputBlock, Nanos, QoS, Task, TaskId
 from serve.errors import InvalidInput, QueueFull, ServeError, UnknownName, VersionReplaced
+from serve.graphs.shared_column import SharedColumn
 from serve.ipc.shared_pool import SharedPool
 from serve.models.repository import is_version
 from serve.obs.payload_recorder import PayloadRecorder
@@ -27,6 +29,7 @@ from serve.server.driver import Driver
 from serve.server.joint_block import JointBlock, common_bytes
 from serve.server.joint_ticket import WaitingTickets
 from serve.server.node_requests import NodeRequests, TypedRequest
+from serve.server.node_sampling import read_ids
 from serve.server.report_rows import refusal_record
 from serve.server.request_inputs import (
     LaidOutInputs,
@@ -35,6 +38,7 @@ from serve.server.request_inputs import (
     StagedInputs,
     TensorInputs,
 )
+from serve.server.split import IdHomes
 from serve.server.ticket import Answer, JointRequest, Order, PlainTicket, WaitingTicket
 from serve.server.typed_inputs import TypedInputs
 
@@ -82,7 +86,31 @@ class Intake:
             len(self._driver.requests),
             sum(one.params.device.slots for one in devices),
             max(one.budget_bytes for one in devices),
+            self._node_requests.part,
         )
+
+    def homes(self, call: InferCall) -> IdHomes | None:
+        """See ``api.Moving``."""
+        entry = self._entry(call)
+        if call.graph is None:
+            return None
+        node_type, tensor = call.asked
+        request = self._node_requests.make(
+            call.graph, tensor.shape[0], call.fanouts, entry, node_type
+        )
+        if isinstance(request, TypedRequest):
+            return None
+        column = request.graph.snapshot.column
+        if not isinstance(column, SharedColumn):
+            return None
+        ids = read_ids(call, call.graph, column.parts.size)
+        here = column.source.part
+        parts = np.where(column.here(ids), here, column.parts[ids])
+        target_ns = call.qos_target_ns
+        if target_ns is None:
+            size = self._driver.sized(lambda: request.expected(entry.estimator))
+            target_ns = int(self._catalogue.factor_of(entry) * size.estimate.solo_ns)
+        return IdHomes(ids, parts, here, target_ns)
 
     def submit(self, call: InferCall) -> WaitingTicket:
         """Size, stage and hand over a request; see ``api.Inference``."""
@@ -161,7 +189,7 @@ class Intake:
 
     def _record(self, uid: str, call: InferCall, joint_uid: str = "") -> None:
         """Record the tensors of an accepted request, which goes on whatever comes of that."""
-        if self.payloads is None:
+        if self.payloads is None or call.is_part:
             return
         try:
             payload = call.payload()
@@ -257,7 +285,11 @@ class Intake:
         if call.graph is None:
             return TensorInputs(call, entry, self._pool, check_finite=self._check_finite)
         node_type, ids = call.asked
-        request = self._node_requests.make(call.graph, ids.shape[0], call.fanouts, entry, node_type)
+        num_ids = ids.shape[0] if call.split is None else call.split.own.size
+        request = self._node_requests.make(
+            call.graph, num_ids, call.fanouts, entry, node_type,
+            at_home=call.is_part or call.split is not None,
+        )  # fmt: skip
         if isinstance(request, TypedRequest):
             return TypedInputs(call, entry, self._pool, request)
         return NodeInputs(call, entry, self._pool, request)

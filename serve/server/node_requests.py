@@ -131,6 +131,11 @@ class NodeRequests:
         self._uses = itertools.count()
         self._probing = threading.Lock()
 
+    @property
+    def part(self) -> int | None:
+        """Part that is here of graphs that are shared out; None where none are."""
+        return self._graphs.part
+
     def make(
         self,
         graph_name: str,
@@ -138,11 +143,14 @@ class NodeRequests:
         fanouts: Fanouts | None,
         entry: ModelEntry,
         node_type: str | None = "",
+        *,
+        at_home: bool = False,
     ) -> NodeRequest | TypedRequest:
         """Check a request for `num_ids` nodes of a graph and find its expected sample sizes.
 
         `fanouts` as in ``InferCall``. `node_type` is the type of the ids, empty in a graph with
-        one; None for the only one that the model can be asked about. Raises UnknownName, Mismatch
+        one; None for the only one that the model can be asked about. `at_home` tells that they all
+        live here, so that less is elsewhere than of others. Raises UnknownName, Mismatch
         or InvalidInput.
         """
         graph = self._graphs.get(graph_name)
@@ -163,7 +171,7 @@ class NodeRequests:
             )
             return SampleSizes(drawn, (snapshot.num_nodes, snapshot.num_edges))
 
-        sizes = self._sizes_of((graph_name, resolved), probes)
+        sizes = self._sizes_of((graph_name, resolved, at_home), probes)
         # The graph may have changed since the sizes were learned.
         sizes.resized(snapshot.num_nodes, snapshot.num_edges)
         narrow_edges = entry.signature.narrow_edges and snapshot.num_nodes < 2**31

@@ -40,9 +40,9 @@ class PreparedNodes:
     layout: Layout
     staged: Staged
     found: SampleProbe
-    #: A copy of the request's ids: the client may overwrite its own memory.
+    #: A copy of the ids that are answered here: the client may overwrite its own memory.
     ids: np.ndarray
-    #: For each requested id, its row of the output.
+    #: For each of these, its row of the output.
     positions: np.ndarray
     #: The version that was sampled; held until no lane needs its features.
     snapshot: Snapshot
@@ -66,6 +66,8 @@ def prepare_nodes(
     # The graph may change meanwhile: the request sees one version throughout.
     snapshot = request.graph.snapshot
     ids = read_ids(call, request.graph.name, snapshot.num_nodes)
+    if call.split is not None:
+        ids = ids[call.split.own]
     started_ns = clock.now_ns()
     sample, nodes, network_ns = _draw(snapshot, ids, request, seed)
     num_nodes, num_edges = sample.num_nodes, sample.num_edges

@@ -55,8 +55,8 @@ class RecordKeeper:
     def keep(self, ticket: RequestTicket, outcome: Outcome, answered_ns: int) -> RequestRecord:
         """Return the record of an answered request, after passing it on."""
         record = build_record(ticket, outcome, answered_ns, self._scheduling)
-        if ticket.task.best_effort:
-            return record  # nobody asked for it
+        if ticket.task.best_effort or ticket.call.is_part:
+            return record  # nobody asked for it, or another server keeps that of the whole
         if self.serving:
             self._sink(record)
             if not ticket.call.version:
@@ -122,7 +122,8 @@ def _run_record(
     estimate, exposed_ns = task.estimate, when.prepare_exposed_ns
     quet_ns, latency_ns = when.launched_ns - when.arrived_ns, answered_ns - task.arrived_ns
     queue_ns, run_ns = quet_ns - exposed_ns, usage.run_ns - when.suspended_ns
-    cause = violation_cause(task, outcome, answered_ns, call.front_ns, ticket.inputs.network_ns)
+    network_ns = ticket.inputs.network_ns + ticket.parts_ns
+    cause = violation_cause(task, outcome, answered_ns, call.front_ns, network_ns)
     return RequestRecord(
         request_uid=ticket.request_uid,
         client_id=call.client_id,

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from serve.core.types import Nanos, Sized, Task, TaskEstimate
 from serve.errors import InvalidInput, NotReady, QueueFull
 from serve.estimate.estimator import NARROW_EDGE_SPARES_BYTES
+from serve.graphs.shared_column import graph_state
 from serve.interface import KindCounts
 from serve.ipc.messages import TensorRef
 from serve.ipc.shared_pool import Block, SharedPool
@@ -78,6 +79,11 @@ class RequestInputs(ABC):
     def graph_version(self) -> int:
         """Version of the resident graph that was sampled; 0 when none was."""
         return 0
+
+    @property
+    def graph_state(self) -> str:
+        """See ``shared_column.graph_state``; empty when no resident graph was sampled."""
+        return ""
 
     @abstractmethod
     def take_uid(self, request_uid: str) -> None:
@@ -384,6 +390,13 @@ class NodeInputs(SampledInputs):
     def graph_version(self) -> int:
         """See ``RequestInputs``."""
         return 0 if self._sample is None else self._sample.snapshot.version
+
+    @property
+    def graph_state(self) -> str:
+        """See ``RequestInputs``."""
+        if self._sample is None:
+            return ""
+        return graph_state(self._sample.snapshot.version, self._sample.snapshot.column)
 
     def expected(self) -> Sized:
         """See ``RequestInputs``."""

@@ -8,7 +8,7 @@ answers it.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from queue import SimpleQueue
 from typing import NamedTuple, Protocol
 
@@ -33,6 +33,7 @@ from serve.server.api import InferResult
 from serve.server.lane_run import LaneRun
 from serve.server.outcomes import error_of
 from serve.server.request_inputs import RequestInputs
+from serve.server.split import Outputs, Split, put_together
 
 #: Answers the client of a ticket, given how its task ended; raises nothing.
 Answer = Callable[["PlainTicket", Outcome], None]
@@ -98,6 +99,8 @@ class RequestTicket(ABC):
         self.nonfinite_values = 0
         #: The run it was launched in last; None until a lane is told to run it.
         self.run: LaneRun | None = None
+        #: How long the answer waited for parts that other servers run.
+        self.parts_ns = 0
         #: The server had been idle for a while when it came, and no other came since.
         self.alone = False
         self._driver = driver
@@ -158,9 +161,19 @@ class WaitingTicket(RequestTicket):
 
     def result(self) -> InferResult:
         """See ``api.Ticket``."""
-        while (outcome := self._orders.get()[1]) is None:
-            self.prepare()
-        return self.end(outcome)
+        try:
+            while (outcome := self._orders.get()[1]) is None:
+                self.prepare()
+            return self.end(outcome)
+        finally:
+            if self.call.split is not None:
+                self.call.split.others.end()
+
+    def cancel(self) -> None:
+        """See ``RequestTicket``."""
+        super().cancel()
+        if self.call.split is not None:
+            self.call.split.others.end()
 
     def command_prepare(self) -> None:
         """Tell the waiting thread to prepare. Driver."""
@@ -198,13 +211,27 @@ class WaitingTicket(RequestTicket):
             outputs = None
             if isinstance(outcome, Completed):
                 outputs = self.inputs.read_outputs(self.output_shape)
+                if self.call.split is not None and outputs is not None:
+                    outcome, outputs = self._put_together(outcome, outputs, self.call.split)
             record = self._driver.answered(self, outcome, clock.now_ns())
         finally:
             # Last, as it waits for the lock, which the thread that put the outcome may still hold.
             self._driver.release(self, outcome)
         if outputs is None:
             raise error_of(outcome)
-        return InferResult(outputs, record)
+        return InferResult(outputs, record, self.inputs.graph_state)
+
+    def _put_together(
+        self, outcome: Completed, mine: Outputs, split: Split
+    ) -> tuple[Outcome, Outputs | None]:
+        """Wait for the parts that other servers run; return the end of the whole request."""
+        began_ns = clock.now_ns()
+        answers = split.others.answers()
+        self.parts_ns = clock.now_ns() - began_ns
+        if not isinstance(answers, Sequence):
+            return answers, None
+        whole = put_together(split, mine, self.inputs.graph_state, answers)
+        return (whole, None) if isinstance(whole, Failed) else (outcome, whole)
 
 
 #: What the driver tells the thread of a ticket: None to prepare it, or how its task ended.

@@ -1,7 +1,8 @@
 """Two real servers that share out a graph: their answers, and what a client hears of a loss."""
 
+import sqlite3
 import urllib.request
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 
 import numpy as np
 import pytest
@@ -9,8 +10,9 @@ import pytest
 pytest.importorskip("zmq", reason="ZeroMQ is not installed: pip install 'gnnserve[cluster]'")
 
 from bench.kit.servers import ServerProcess, free_ports
-from bench.kit.waiting import PATIENCE_S
+from bench.kit.waiting import PATIENCE_S, eventually, wait_for
 from serve.client import Client, InvalidRequest, Unavailable
+from serve.cluster.servers_file import write_servers
 from serve.models.community import community_graph
 
 pytestmark = pytest.mark.slow
@@ -26,8 +28,8 @@ def addresses():
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory, addresses):
     """Yield the servers of parts 0 and 1; the first holds the whole graph too."""
+    found = []
     with ExitStack() as stack:
-        found = []
         for part, address in enumerate(addresses):
             folder = tmp_path_factory.mktemp(f"part-{part}")
             edges = GRAPH.edge_index
@@ -44,12 +46,74 @@ def servers(tmp_path_factory, addresses):
             ]
             if part == 0:
                 graphs.append({"name": "whole", "file": "own.npz"})
-            sections = {"models": {"load": ["gcn"]}, "device": {"lanes": 1}, "cluster.rows": rows}
-            one = ServerProcess(folder, graphs=tuple(graphs), sections=sections)
-            found.append(stack.enter_context(one.starting()))
+            sections = {
+                "models": {"load": ["gcn"]},
+                "device": {"lanes": 1},
+                "cluster": {"name": f"of {part}", "servers_file": "servers"},
+                "cluster.rows": rows,
+            }
+            found.append(ServerProcess(folder, graphs=tuple(graphs), sections=sections))
+        for one in found:
+            write_servers(one.folder / "servers", [each.target for each in found])
+            stack.enter_context(one.starting())
         for one in found:
             one.wait_ready()
         yield found
+
+
+def test_nodes_are_answered_where_they_live(servers):
+    here, there = servers
+    rng = np.random.default_rng(0)
+    with Client(here.target, timeout_s=PATIENCE_S) as a:
+        for name in ("apart", "shared"):
+            for seed in range(4):
+                ids = rng.integers(0, len(GRAPH.x), 9 + 8 * seed)
+                asked = {"graph": name, "node_ids": ids, "fanouts": "all"}
+                whole = a.infer("gcn", **asked, split="off")
+                assert whole.qos.split_parts == 0
+                found = eventually_split(a, 2, **asked, split="home")
+                assert found.output.tobytes() == whole.output.tobytes()
+                assert (found.qos.node, found.qos.hops) == ("of 0", 0)
+        # Of one node alone, whole requests go to where it lives, and stay where they live here.
+        for ids, node in (([1, 3], "of 1"), ([0, 2], "of 0")):
+            found = eventually_split(a, 1, graph="apart", node_ids=ids, split="home")
+            assert found.qos.node == node
+        # Each part draws as it would alone.
+        ids, options = np.arange(40, 70), {"graph": "apart", "fanouts": [3, 2], "seed": 5}
+        found = eventually_split(a, 2, **options, node_ids=ids, split="home").output
+        for part in range(2):
+            at = np.flatnonzero(ids % 2 == part)
+            alone = a.infer("gcn", **options, node_ids=ids[at], split="off").output
+            assert found[at].tobytes() == alone.tobytes()
+        with pytest.raises(InvalidRequest, match="parameter 'split': 'away' is not one of off"):
+            a.infer("gcn", graph="apart", node_ids=[0], split="away")
+        qos = eventually_split(a, 2, graph="apart", node_ids=[0, 1, 3], split="home").qos
+    (row,) = wait_for(lambda: rows_of(here, "request_uid", qos.request_uid), "the row of the whole")
+    assert (row["num_ids"], row["status"]) == (3, "OK")
+    assert row["qos_target_ns"] // 1000 == qos.qos_target_us
+    # The other server keeps rows of what was passed on to it, and none of parts.
+    passed = wait_for(lambda: rows_of(there, "graph", "apart"), "the row of what was passed on")
+    assert {row["num_ids"] for row in passed} == {2}
+
+
+def eventually_split(client, parts, **asked):
+    """Return the answer; servers that were silent for a moment are left alone for a second."""
+    found = []
+
+    def split():
+        found.append(client.infer("gcn", **asked))
+        return found[-1].qos.split_parts == parts
+
+    eventually(split)
+    return found[-1]
+
+
+def rows_of(server, column, value):
+    """Return the rows of a server's report that have that value, as far as it has written them."""
+    with closing(sqlite3.connect(f"file:{server.database}?mode=ro", uri=True)) as database:
+        database.row_factory = sqlite3.Row
+        asked = f"SELECT * FROM request WHERE {column} = ?"
+        return database.execute(asked, (value,)).fetchall()
 
 
 def test_a_graph_that_is_shared_out_is_served_and_its_loss_told(servers, addresses):

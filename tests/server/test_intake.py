@@ -23,6 +23,9 @@ from tests.server.test_staging import EDGES, NODES, call
 class World:
     """A driver and a catalogue that serve `entries` one after the other."""
 
+    #: Of graphs that are shared out.
+    part = None
+
     def __init__(self, pool):
         self.pool = pool
         self.lock = threading.Lock()

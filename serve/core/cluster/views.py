@@ -58,6 +58,8 @@ class MachineFacts:
     pace: float = 1.0
     #: Graphs that it holds; None when not known, so that any may be there.
     graphs: frozenset[str] | None = None
+    #: Part that it holds of graphs that are shared out; None for none.
+    part: int | None = None
 
     def __post_init__(self) -> None:
         if self.cores < 1 or self.pace <= 0:
