@@ -67,9 +67,11 @@ def terms(counts: Sequence[Any]) -> list[Any]:
     if len(counts) == 2:
         nodes, edges = counts
         degree, square = edges / (nodes + 1e-9), nodes * nodes
-        # The lower of two numbers, or of two arrays.
+        # Twice the lower of two numbers, or of two arrays. A sum would lose a square beside paths
+        # of many more digits.
         found += [
-            square + paths - abs(square - paths) for paths in (edges * degree, edges * degree**3)
+            2 * (square * (square <= paths) + paths * (paths < square))
+            for paths in (edges * degree, edges * degree**3)
         ]
     return found
 

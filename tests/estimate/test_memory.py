@@ -3,7 +3,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from serve.estimate.calibration import Linear
+from serve.estimate.calibration import Linear, terms
 from serve.estimate.memory import (
     MemoryTrace,
     covers,
@@ -173,6 +173,22 @@ def test_what_is_held_for_three_counts_is_bounded_for_all(moments, size):
     for one in sizes:
         assert peak_at(found, *one) <= (1 + 1e-4) * held(*one) + 10
     assert peak_at(found, *size) >= (1 - 1e-4) * held(*size) - 1
+
+
+@given(st.integers(0, 10**4), st.integers(0, 10**9), st.integers(0, 10**9))
+def test_more_edges_of_as_many_nodes_have_no_fewer_paths(nodes, edges, more):
+    *_, two, four = terms((nodes, edges))
+    *_, two_of_more, four_of_more = terms((nodes, edges + more))
+    assert two <= two_of_more <= 2 * nodes**2
+    assert four <= four_of_more <= 2 * nodes**2
+
+
+def test_a_dense_graph_has_as_many_paths_as_pairs_whether_alone_or_among_others():
+    dense = terms((100, 10**7))
+    assert dense[-2:] == [2 * 100**2, 2 * 100**2]
+    among = terms((np.array([100.0, 10]), np.array([1e7, 0])))
+    assert [float(each[0]) for each in among] == dense
+    assert [float(each[1]) for each in among] == terms((10, 0))
 
 
 def test_paths_of_sparse_graphs_do_not_count_as_squares():
