@@ -289,7 +289,7 @@ class Front:
     are the second one's value.
     """
 
-    def __init__(self, *, host: str, port: int, backend: str, method: str, stream_method: str = '', max_open_streams: int = 64, stream_window: int = 256, unread_timeout_s: float = 10.0, max_message_bytes: int, max_receiving_bytes: int, max_connections: int, max_connections_of_peer: int, max_streams: int, receive_timeout_s: float, receive_bytes_per_s: int, send_timeout_s: float, pool: BlockPool | None = None, check_finite: bool = True, asks: bool = False, tls: TlsContext | None = None, inside: str = '', certified: Sequence[tuple[str, str]] = []) -> None:
+    def __init__(self, *, host: str, port: int, backend: str, method: str, stream_method: str = '', max_open_streams: int = 64, stream_window: int = 256, unread_timeout_s: float = 10.0, max_message_bytes: int, max_receiving_bytes: int, max_receiving_bytes_of_connection: int, max_connections: int, max_connections_of_peer: int, max_streams: int, receive_timeout_s: float, receive_bytes_per_s: int, send_timeout_s: float, pool: BlockPool | None = None, check_finite: bool = True, asks: bool = False, tls: TlsContext | None = None, inside: str = '', certified: Sequence[tuple[str, str]] = []) -> None:
         """
         Listen. Raises OSError when the address cannot be had, RuntimeError when the
         library is missing.

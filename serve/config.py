@@ -35,6 +35,8 @@ _LEAST_DATABASE_BYTES = 2**20
 SIZE_KEYS = frozenset(
     {
         "server.max_message",
+        "server.max_receiving",
+        "server.max_receiving_of_connection",
         "models.cache_limit",
         "device.memory_budget",
         "device.max_lane_memory",
@@ -102,6 +104,12 @@ class ServerConfig(Section, frozen=True):
     rest: bool = True
     #: Largest gRPC message that the server receives or sends.
     max_message: str = "64 MiB"
+    #: Memory of calls that are not complete, of their places in staging memory, and of answers that
+    #: are not sent, each, of all clients of the native front. None: 4 times `max_message`, at least
+    #: 64 MiB.
+    max_receiving: str | None = None
+    #: The same of one connection. None: half of `max_receiving`.
+    max_receiving_of_connection: str | None = None
     #: Most requests accepted and not yet answered; another is refused with a retry hint.
     max_queue: Count = 512
     #: Time limit for starting the lanes, and for loading or compiling one model.
@@ -142,6 +150,28 @@ class ServerConfig(Section, frozen=True):
                 f"server.max_message: {self.max_message!r} must be less than 2 GiB, as gRPC has no "
                 "larger messages"
             )
+        return size_bytes
+
+    @property
+    def max_receiving_bytes(self) -> int:
+        """`max_receiving` in bytes, its default decided."""
+        if self.max_receiving is None:
+            return max(4 * self.max_message_bytes, 64 << 20)
+        return self._of_a_message(self.max_receiving, "server.max_receiving")
+
+    @property
+    def max_receiving_bytes_of_connection(self) -> int:
+        """`max_receiving_of_connection` in bytes, its default decided."""
+        if (given := self.max_receiving_of_connection) is None:
+            return max(self.max_receiving_bytes // 2, self.max_message_bytes)
+        return self._of_a_message(given, "server.max_receiving_of_connection")
+
+    def _of_a_message(self, text: str, key: str) -> int:
+        """Return a size in which the largest message has room; raises ConfigError."""
+        size_bytes = parse_bytes(text, key)
+        if size_bytes < self.max_message_bytes:
+            largest = f"server.max_message {self.max_message!r}"
+            raise ConfigError(f"{key}: {text!r} is less than {largest}")
         return size_bytes
 
     @property
@@ -500,6 +530,8 @@ def _broken_rules(config: Config) -> Iterator[str]:
         yield f"training.policy: '{config.training.policy}' is not one of {listed}"
     sizes: list[Callable[[], object]] = [
         lambda: config.server.max_message_bytes,
+        lambda: config.server.max_receiving_bytes,
+        lambda: config.server.max_receiving_bytes_of_connection,
         lambda: config.device.memory_budget_bytes,
         lambda: config.device.max_lane_memory_bytes,
         lambda: config.models.cache_limit_bytes,
@@ -514,11 +546,13 @@ def _broken_rules(config: Config) -> Iterator[str]:
         lambda: config.cluster.rows.log_bytes,
         *(lambda graph=graph: graph.hot_memory_bytes for graph in config.graph),
     ]
+    wrong: dict[str, None] = {}  # each once, though one size may be a part of another
     for size in sizes:
         try:
             size()
         except ConfigError as error:
-            yield str(error)
+            wrong[str(error)] = None
+    yield from wrong
     if config.report.record_payloads and config.report.record is None:
         yield "report.record_payloads: payloads lie beside a recording; name it in report.record"
     if config.cluster.servers_file is not None and config.server.tls.certificate is not None:

@@ -85,6 +85,7 @@ def native(port: int) -> None:
         method=INFER_METHOD,
         max_message_bytes=1 << 30,
         max_receiving_bytes=4 << 30,
+        max_receiving_bytes_of_connection=4 << 30,
         max_connections=1024,
         max_connections_of_peer=1024,
         max_streams=1024,

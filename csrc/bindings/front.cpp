@@ -73,10 +73,11 @@ public:
     Front(std::string host, int port, std::string backend, std::string method,
           std::string stream_method, std::size_t max_open_streams, std::size_t stream_window,
           double unread_timeout_s, std::size_t max_message_bytes, std::size_t max_receiving_bytes,
-          std::size_t max_connections, std::size_t max_connections_of_peer,
-          std::uint32_t max_streams, double receive_timeout_s, std::size_t receive_bytes_per_s,
-          double send_timeout_s, const PythonPool* pool, bool check_finite, bool asks,
-          std::shared_ptr<front::TlsContext> tls, std::string inside, front::Headers certified) {
+          std::size_t max_receiving_bytes_of_connection, std::size_t max_connections,
+          std::size_t max_connections_of_peer, std::uint32_t max_streams, double receive_timeout_s,
+          std::size_t receive_bytes_per_s, double send_timeout_s, const PythonPool* pool,
+          bool check_finite, bool asks, std::shared_ptr<front::TlsContext> tls, std::string inside,
+          front::Headers certified) {
         FrontOptions options;
         options.host = std::move(host);
         options.port = port;
@@ -88,6 +89,7 @@ public:
         options.unread_timeout_ns = static_cast<std::int64_t>(unread_timeout_s * 1e9);
         options.max_message_bytes = max_message_bytes;
         options.max_receiving_bytes = max_receiving_bytes;
+        options.max_receiving_bytes_of_connection = max_receiving_bytes_of_connection;
         options.max_connections = max_connections;
         options.max_connections_of_peer = max_connections_of_peer;
         options.max_streams = max_streams;
@@ -293,21 +295,23 @@ void bind_front(nb::module_& module) {
         "`inside`, which takes processes of this user. The headers `certified` are\n"
         "added to calls of clients that show a certificate, whose alternative names\n"
         "are the second one's value.")
-        .def(nb::init<std::string, int, std::string, std::string, std::string, std::size_t,
-                      std::size_t, double, std::size_t, std::size_t, std::size_t, std::size_t,
-                      std::uint32_t, double, std::size_t, double, const PythonPool*, bool, bool,
-                      std::shared_ptr<front::TlsContext>, std::string, front::Headers>(),
-             nb::kw_only(), nb::arg("host"), nb::arg("port"), nb::arg("backend"), nb::arg("method"),
-             nb::arg("stream_method") = "", nb::arg("max_open_streams") = 64,
-             nb::arg("stream_window") = 256, nb::arg("unread_timeout_s") = 10.0,
-             nb::arg("max_message_bytes"), nb::arg("max_receiving_bytes"),
-             nb::arg("max_connections"), nb::arg("max_connections_of_peer"), nb::arg("max_streams"),
-             nb::arg("receive_timeout_s"), nb::arg("receive_bytes_per_s"),
-             nb::arg("send_timeout_s"), nb::arg("pool") = nb::none(),
-             nb::arg("check_finite") = true, nb::arg("asks") = false, nb::arg("tls") = nb::none(),
-             nb::arg("inside") = "", nb::arg("certified") = front::Headers{},
-             "Listen. Raises OSError when the address cannot be had, RuntimeError when the\n"
-             "library is missing.")
+        .def(
+            nb::init<std::string, int, std::string, std::string, std::string, std::size_t,
+                     std::size_t, double, std::size_t, std::size_t, std::size_t, std::size_t,
+                     std::size_t, std::uint32_t, double, std::size_t, double, const PythonPool*,
+                     bool, bool, std::shared_ptr<front::TlsContext>, std::string, front::Headers>(),
+            nb::kw_only(), nb::arg("host"), nb::arg("port"), nb::arg("backend"), nb::arg("method"),
+            nb::arg("stream_method") = "", nb::arg("max_open_streams") = 64,
+            nb::arg("stream_window") = 256, nb::arg("unread_timeout_s") = 10.0,
+            nb::arg("max_message_bytes"), nb::arg("max_receiving_bytes"),
+            nb::arg("max_receiving_bytes_of_connection"), nb::arg("max_connections"),
+            nb::arg("max_connections_of_peer"), nb::arg("max_streams"),
+            nb::arg("receive_timeout_s"), nb::arg("receive_bytes_per_s"), nb::arg("send_timeout_s"),
+            nb::arg("pool") = nb::none(), nb::arg("check_finite") = true, nb::arg("asks") = false,
+            nb::arg("tls") = nb::none(), nb::arg("inside") = "",
+            nb::arg("certified") = front::Headers{},
+            "Listen. Raises OSError when the address cannot be had, RuntimeError when the\n"
+            "library is missing.")
         .def_prop_ro("port", &Front::port, "The port it listens on.")
         .def(
             "poll", &Front::poll, nb::arg("until_ns"),

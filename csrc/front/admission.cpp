@@ -67,7 +67,7 @@ void Front::Client::ask(Stream& stream, const CallHead& head) {
     front.expect_end();
     front.calls_.emplace(handle, &stream);
     tell(std::move(event));
-    front.bound_receiving();
+    bound_receiving();
 }
 
 void Front::Client::decided(Stream& stream, Reply reply) {

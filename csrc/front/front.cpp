@@ -12,6 +12,7 @@
 #include <iterator>
 #include <new>
 #include <stdexcept>
+#include <string_view>
 
 #include "peers.hpp"
 #include "system_calls.hpp"
@@ -27,8 +28,10 @@ constexpr std::int64_t kLookEvery_ns = 500'000'000;
 // when there may be more.
 constexpr std::size_t kLateAtOnce = 1000;
 constexpr std::int64_t kLookSoon_ns = 20'000'000;
-// Who has read something within this time is no slow reader, however much there is to send.
+// Who has read something within this time is no slow reader, until so many times the limit is
+// unsent: a byte now and then is something.
 constexpr std::int64_t kReads_ns = 1'000'000'000;
+constexpr std::size_t kUnsentWhileReading = 2;
 // Told at once by `poll`.
 constexpr std::size_t kMostEvents = 4;
 // Largest packet of `watch_packets`, as of lanes.
@@ -338,11 +341,11 @@ void Front::end_slow_readers(std::int64_t now_ns) {
     std::size_t unsent_bytes = 0;
     const auto count = [&](const Slow& one) {
         unsent_bytes += one.bytes;
-        if (now_ns - one.since_ns >= kReads_ns) {
-            slow.push_back(one);
-        }
+        one.client->unsent_bytes += one.bytes;
+        slow.push_back(one);
     };
     for (const auto& client : clients_) {
+        client->unsent_bytes = 0;
         const Connection& connection = *client->connection;
         if (connection.blocked()) {
             count({connection.progress_ns(), client.get(), nullptr, connection.blocked_bytes()});
@@ -360,13 +363,20 @@ void Front::end_slow_readers(std::int64_t now_ns) {
     for (const Slow& one : slow) {
         // A stream that is open may wait until its place is needed.
         const bool timed = one.stream == nullptr || one.stream->finished();
-        const bool ends = (timed && now_ns - one.since_ns >= options_.send_timeout_ns) ||
-                          unsent_bytes > options_.max_receiving_bytes;
+        const std::int64_t waited_ns = now_ns - one.since_ns;
+        // Of all or its connection, so many times what may be unsent is.
+        const auto over = [&](std::size_t times) {
+            return unsent_bytes / times > options_.max_receiving_bytes ||
+                   one.client->unsent_bytes / times > one.client->max_bytes;
+        };
+        const bool ends = (timed && waited_ns >= options_.send_timeout_ns) ||
+                          (waited_ns >= kReads_ns && over(1)) || over(kUnsentWhileReading);
         if (!ends || one.client->over) {
             continue;
         }
         counts_.slow_reader += 1;
         unsent_bytes -= one.bytes;
+        one.client->unsent_bytes -= one.bytes;
         if (one.stream == nullptr) {
             end(*one.client);
         } else {
@@ -376,18 +386,40 @@ void Front::end_slow_readers(std::int64_t now_ns) {
     }
 }
 
-// Has clients lose calls, the ones with the most bytes first, when more than allowed are held: some
-// more than needed, as all calls of a client are looked at each time.
+namespace {
+
+// What is to be left when more than that is held: calls lose some more than needed, as all of a
+// client are looked at each time.
+std::size_t enough(std::size_t most) { return most - most / 32; }
+
+std::string too_much(std::size_t bytes, std::string_view what, std::size_t most) {
+    return "message: " + std::to_string(bytes) + " bytes of " + std::string(what) +
+           " are being received, at most " + std::to_string(most) + " may be";
+}
+
+}  // namespace
+
+void Front::Client::bound_receiving() {
+    if (held_bytes > max_bytes) {
+        refuse_largest(held_bytes - enough(max_bytes),
+                       too_much(held_bytes, "this connection's messages", max_bytes));
+    }
+    front.bound_receiving();
+}
+
+// Has clients lose calls, the ones with the most bytes first, when more than allowed are held.
 void Front::bound_receiving() {
     if (receiving_bytes_ <= options_.max_receiving_bytes) {
         return;
     }
-    const std::size_t enough = options_.max_receiving_bytes - options_.max_receiving_bytes / 32;
-    while (receiving_bytes_ > enough) {
+    const std::size_t most_bytes = options_.max_receiving_bytes, left = enough(most_bytes);
+    while (receiving_bytes_ > left) {
         const auto most = std::max_element(
             clients_.begin(), clients_.end(),
             [](const auto& a, const auto& b) { return a->held_bytes < b->held_bytes; });
-        if (most == clients_.end() || !(*most)->refuse_largest(receiving_bytes_ - enough)) {
+        if (most == clients_.end() ||
+            !(*most)->refuse_largest(receiving_bytes_ - left,
+                                     too_much(receiving_bytes_, "messages", most_bytes))) {
             return;
         }
     }

@@ -48,6 +48,9 @@ struct FrontOptions {
     // nothing for the longest loses an answer. Blocks of the pool in which messages are received
     // have the same limit, and half the pool; further ones are not read until there is room.
     std::size_t max_receiving_bytes = 256 << 20;
+    // The same of one connection, but of those to `inside`: of calls that are not complete, of
+    // their blocks, and of answers that are not sent.
+    std::size_t max_receiving_bytes_of_connection = 128 << 20;
     // Of all clients, and of those at one address (of IPv6: in one network of 64 bits).
     std::size_t max_connections = 1024;
     std::size_t max_connections_of_peer = 256;
@@ -218,6 +221,9 @@ private:
     void wait(std::int64_t wait_ns);
     std::shared_ptr<const PlainModels> plain_models();
     bool find_room(Receiving& call);
+    void wait_for_room(Stream& stream, Receiving& call);
+    void stop_waiting(const Receiving& call) noexcept;
+    bool waits_for_room(const Receiving& call) const;
     bool retry_waiting(std::size_t most_bytes);
     bool resume_some();
     void expect_end();

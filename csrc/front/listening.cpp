@@ -186,7 +186,7 @@ void Front::admit(int fd, std::string peer, bool inside) {
     }
     std::unique_ptr<Client> added;
     try {
-        added = std::make_unique<Client>(*this, fd, tls.get());
+        added = std::make_unique<Client>(*this, fd, tls.get(), inside);
         peers_.try_emplace(peer, 0);
         clients_.push_back(std::move(added));
     } catch (const std::exception&) {  // the system, or the library, is short of something

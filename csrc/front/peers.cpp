@@ -92,7 +92,9 @@ void Front::Forwarded::part(Stream& own) {
     hold(0);
 }
 
-Front::Client::Client(Front& front, int fd, const TlsContext* tls) : Socket(front) {
+Front::Client::Client(Front& front, int fd, const TlsContext* tls, bool inside)
+    : Socket(front),
+      max_bytes(inside ? SIZE_MAX : front.options_.max_receiving_bytes_of_connection) {
     keep_alive(fd);
     ConnectionLimits limits;
     limits.streams = front.options_.max_streams;
@@ -157,7 +159,7 @@ void Front::Client::begin_unary(Stream& stream, CallHead head, std::uint64_t han
     front.expect_end();
     front.calls_.emplace(handle, &stream);
     awaited_.emplace(stream.id(), &stream);
-    front.bound_receiving();
+    bound_receiving();
 }
 
 void Front::Client::data(Stream& stream, std::string_view bytes) {
@@ -165,14 +167,14 @@ void Front::Client::data(Stream& stream, std::string_view bytes) {
         if (forwarded->other != nullptr) {
             forwarded->wait_for(static_cast<std::ptrdiff_t>(bytes.size()));
             forwarded->other->write_copy(bytes);
-            front.bound_receiving();
+            bound_receiving();
             return;
         }
     } else if (auto* asked = dynamic_cast<Unadmitted*>(stream.role.get());
                asked != nullptr && !asked->over) {
         asked->unread.append(bytes);
         asked->hold(Held::kCallBytes + asked->unread.size());
-        front.bound_receiving();
+        bound_receiving();
         return;
     } else if (auto* call = dynamic_cast<Receiving*>(stream.role.get())) {
         // Its own window opens as bytes are taken.
@@ -245,7 +247,7 @@ void Front::Client::control_flood() { front.counts_.control_frames += 1; }
 
 void Front::Client::headers_too_large() { front.counts_.header_size += 1; }
 
-bool Front::Client::refuse_largest(std::size_t bytes) {
+bool Front::Client::refuse_largest(std::size_t bytes, const std::string& text) {
     std::vector<std::pair<std::size_t, std::int32_t>> calls;
     for (const auto& [id, stream] : connection->open_streams()) {
         std::size_t its = 0;
@@ -266,7 +268,7 @@ bool Front::Client::refuse_largest(std::size_t bytes) {
         // Ending one may end another.
         const auto at = connection->open_streams().find(one->second);
         if (at != connection->open_streams().end()) {
-            refuse_for_others(*at->second);
+            refuse_for_others(*at->second, text);
         }
         refused += one->first;
     }
@@ -274,21 +276,18 @@ bool Front::Client::refuse_largest(std::size_t bytes) {
 }
 
 // Refuses a call as more bytes are held than allowed.
-void Front::Client::refuse_for_others(Stream& stream) {
+void Front::Client::refuse_for_others(Stream& stream, const std::string& text) {
     if (auto* forwarded = dynamic_cast<Forwarded*>(stream.role.get())) {
         front.counts_.receiving_bytes += 1;
         give_up(stream, *forwarded);
         return;
     }
-    std::string text = "message: " + std::to_string(front.receiving_bytes_) +
-                       " bytes of messages are being received, at most " +
-                       std::to_string(front.options_.max_receiving_bytes) + " may be";
     if (auto* asked = dynamic_cast<Unadmitted*>(stream.role.get())) {
         front.counts_.receiving_bytes += 1;
-        refuse(stream, *asked, {static_cast<int>(GrpcCode::kResourceExhausted), std::move(text)});
+        refuse(stream, *asked, {static_cast<int>(GrpcCode::kResourceExhausted), text});
         return;
     }
-    refuse(stream, GrpcCode::kResourceExhausted, std::move(text), front.counts_.receiving_bytes);
+    refuse(stream, GrpcCode::kResourceExhausted, text, front.counts_.receiving_bytes);
 }
 
 // Ends a call that is forwarded, on both sides, without what waits to be sent.
@@ -335,7 +334,7 @@ void Front::Client::forward(Stream& stream, const Headers& headers, bool has_bod
     }
     stream.role = std::make_unique<Forwarded>(*this, other);
     other->role = std::make_unique<Forwarded>(*this, &stream);
-    front.bound_receiving();
+    bound_receiving();
 }
 
 // As the protocol over HTTP/2 asks.
@@ -377,7 +376,7 @@ void Front::Backend::data(Stream& stream, std::string_view bytes) {
     if (role.other != nullptr) {
         role.wait_for(static_cast<std::ptrdiff_t>(bytes.size()));
         role.other->write_copy(bytes);
-        front.bound_receiving();
+        client.bound_receiving();
     } else {
         connection->consumed(stream, bytes.size());
     }

@@ -137,8 +137,9 @@ struct Front::Forwarded : Held {
 
 class Front::Client final : public Front::Socket {
 public:
-    // The connection is encrypted unless `tls` is null.
-    Client(Front& front, int fd, const TlsContext* tls);
+    // The connection is encrypted unless `tls` is null. From `inside`, it is of this user's
+    // processes.
+    Client(Front& front, int fd, const TlsContext* tls, bool inside);
     ~Client() override;
 
     void headers(Stream& stream, bool first) override;
@@ -163,8 +164,14 @@ public:
     void finish_stream(Stream& stream, StreamCall& call, GrpcStatus status);
     // Drops what came of the call's message, and what is still to come.
     void stop_receiving(Stream& stream, Receiving& call);
-    // Refuses the calls that hold the most, so many bytes together; false when none holds any.
-    bool refuse_largest(std::size_t bytes);
+    // Refuses the calls that hold the most, so many bytes together, with these words; false when
+    // none holds any.
+    bool refuse_largest(std::size_t bytes, const std::string& text);
+    // Keeps what is held of this client, and of all, within the limits.
+    void bound_receiving();
+    // Has the first of the calls that are held back try to get a block again.
+    void let_on() noexcept;
+    bool has_room(const Receiving& call) const;
     // Takes the oldest event that was not told, of a client in `Front::telling_`, and gives the
     // others their turn.
     Event told_next() noexcept;
@@ -173,8 +180,14 @@ public:
     std::list<std::unique_ptr<Client>>::iterator place;
     // Where it comes from.
     std::string peer;
-    // Of its calls.
+    // Most bytes of each of the following.
+    const std::size_t max_bytes;
+    // Of its calls, of their blocks, and of answers that were not sent at the last look.
     std::size_t held_bytes = 0;
+    std::int64_t block_bytes = 0;
+    std::size_t unsent_bytes = 0;
+    // Calls that wait for a block until others of this client give theirs back, the oldest first.
+    std::map<std::uint64_t, Stream*> held_back;
 
 private:
     void add_certificate(Headers& headers);
@@ -204,7 +217,7 @@ private:
     void forward(Stream& stream, const Headers& headers, bool has_body);
     void give_up(Stream& stream, Forwarded& role);
     void refuse_media_type(Stream& stream);
-    void refuse_for_others(Stream& stream);
+    void refuse_for_others(Stream& stream, const std::string& text);
     void refuse(Stream& stream, GrpcCode code, std::string text, std::atomic<std::uint64_t>& count,
                 std::int64_t retry_after_ms = -1);
 

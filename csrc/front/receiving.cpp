@@ -35,7 +35,11 @@ std::size_t Front::Receiving::received() const {
 }
 
 void Front::Receiving::received_block() {
-    client.front.receiving_blocks_ -= std::exchange(block_bytes, 0);
+    if (block_bytes > 0) {
+        client.front.receiving_blocks_ -= block_bytes;
+        client.block_bytes -= std::exchange(block_bytes, 0);
+        client.let_on();
+    }
 }
 
 // Takes in what came, as far as it can be taken now; the rest waits, and the stream's window with
@@ -68,7 +72,7 @@ void Front::Client::receive(Stream& stream, Receiving& call, std::string_view by
     if (auto* streaming = dynamic_cast<StreamCall*>(&call)) {
         end_stream(stream, *streaming);
     }
-    front.bound_receiving();
+    bound_receiving();
 }
 
 void Front::Client::resume(Stream& stream) {
@@ -144,7 +148,7 @@ bool Front::Client::take_message(Stream& stream, Receiving& call, std::string_vi
         return false;
     }
     Incoming& incoming = *call.incoming;
-    front.waiting_.erase(call.handle);
+    front.stop_waiting(call);
     incoming.take(bytes);
     if (incoming.wanted_block() > 0) {
         if (!front.find_room(call)) {
@@ -154,7 +158,7 @@ bool Front::Client::take_message(Stream& stream, Receiving& call, std::string_vi
                 incoming.wanted_block() > front.options_.pool->capacity()) {
                 incoming.keep_bytes();
             } else {
-                front.waiting_.emplace(call.handle, &stream);
+                front.wait_for_room(stream, call);
                 return false;
             }
         }
@@ -255,9 +259,8 @@ void Front::Client::refuse_late(std::int64_t now_ns, std::size_t& left) {
         }
         const auto& call = static_cast<const Receiving&>(*stream->role);
         // No bytes are taken of one that waits for room.
-        const double more_s = front.waiting_.contains(call.handle)
-                                  ? 0
-                                  : static_cast<double>(call.received()) / bytes_per_s;
+        const double more_s =
+            front.waits_for_room(call) ? 0 : static_cast<double>(call.received()) / bytes_per_s;
         if (now_ns - call.since_ns - static_cast<std::int64_t>(more_s * 1e9) >=
             options.receive_timeout_ns) {
             late.push_back(stream);
@@ -266,14 +269,18 @@ void Front::Client::refuse_late(std::int64_t now_ns, std::size_t& left) {
     left -= late.size();
     for (Stream* stream : late) {
         const auto& call = static_cast<const Receiving&>(*stream->role);
-        if (front.waiting_.contains(call.handle)) {
+        if (front.waits_for_room(call)) {
             const auto& pool = *options.pool;
-            // Python's words.
-            refuse(*stream, GrpcCode::kResourceExhausted,
-                   "staging memory: the request needs " +
-                       std::to_string(call.incoming->wanted_block()) + " bytes, " +
-                       std::to_string(pool.capacity() - pool.used()) + " of " +
-                       std::to_string(pool.capacity()) + " are free",
+            std::string text = "staging memory: the request needs " +
+                               std::to_string(call.incoming->wanted_block()) + " bytes, ";
+            if (held_back.contains(call.handle)) {
+                text += "and its connection has " + std::to_string(block_bytes) + " of at most " +
+                        std::to_string(max_bytes);
+            } else {  // Python's words
+                text += std::to_string(pool.capacity() - pool.used()) + " of " +
+                        std::to_string(pool.capacity()) + " are free";
+            }
+            refuse(*stream, GrpcCode::kResourceExhausted, std::move(text),
                    front.counts_.receiving_bytes, kRetryAfter_ms);
             continue;
         }
@@ -320,7 +327,7 @@ void Front::Client::refuse(Stream& stream, GrpcCode code, std::string text,
 
 void Front::Client::stop_receiving(Stream& stream, Receiving& call) {
     awaited_.erase(stream.id());
-    front.waiting_.erase(call.handle);
+    front.stop_waiting(call);
     if (const auto* streaming = dynamic_cast<StreamCall*>(&call)) {
         front.streams_.erase(streaming->key);
         front.resumable_.erase(streaming->key);
@@ -340,8 +347,39 @@ std::shared_ptr<const PlainModels> Front::plain_models() {
     return models_;
 }
 
+// Keeps a call until there is room for its block; apart, when others of its connection are in the
+// way: nobody waits behind it.
+void Front::wait_for_room(Stream& stream, Receiving& call) {
+    auto& waiting = call.client.has_room(call) ? waiting_ : call.client.held_back;
+    waiting.emplace(call.handle, &stream);
+}
+
+void Front::stop_waiting(const Receiving& call) noexcept {
+    waiting_.erase(call.handle);
+    call.client.held_back.erase(call.handle);
+}
+
+bool Front::waits_for_room(const Receiving& call) const {
+    return waiting_.contains(call.handle) || call.client.held_back.contains(call.handle);
+}
+
+// Its connection may have the call's block. One may be received however large it is.
+bool Front::Client::has_room(const Receiving& call) const {
+    const auto size = static_cast<std::size_t>(call.incoming->wanted_block());
+    return block_bytes == 0 || static_cast<std::size_t>(block_bytes) + size <= max_bytes;
+}
+
+void Front::Client::let_on() noexcept {
+    if (!held_back.empty()) {
+        front.waiting_.insert(held_back.extract(held_back.begin()));
+    }
+}
+
 // Gives the call's message a block; false when there is none.
 bool Front::find_room(Receiving& call) {
+    if (!call.client.has_room(call)) {
+        return false;
+    }
     const std::int64_t size = call.incoming->wanted_block();
     const std::int64_t most = std::min(static_cast<std::int64_t>(options_.max_receiving_bytes),
                                        options_.pool->capacity() / 2);
@@ -355,7 +393,9 @@ bool Front::find_room(Receiving& call) {
     }
     call.incoming->place(std::move(block));
     call.block_bytes = size;
+    call.client.block_bytes += size;
     receiving_blocks_ += size;
+    call.client.let_on();
     return true;
 }
 
@@ -379,11 +419,10 @@ bool Front::retry_waiting(std::size_t most_bytes) {
 
 // Blocks are for those who send: whoever claims one and sends next to nothing loses it to others.
 void Front::end_those_in_the_way(std::int64_t now_ns) {
-    if (waiting_.empty()) {
-        return;
-    }
     for (const auto& client : clients_) {
-        client->refuse_slow(now_ns);
+        if (!waiting_.empty() || !client->held_back.empty()) {
+            client->refuse_slow(now_ns);
+        }
     }
 }
 

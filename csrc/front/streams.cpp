@@ -51,7 +51,7 @@ void Front::Client::begin_stream(Stream& stream, const CallHead& head, std::uint
     front.expect_end();
     front.calls_.emplace(handle, &stream);
     front.streams_.emplace(handle, &stream);
-    front.bound_receiving();
+    bound_receiving();
 }
 
 // Ends a stream whose client has sent all, once all is answered.

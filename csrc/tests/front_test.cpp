@@ -4,6 +4,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <limits>
@@ -358,6 +359,47 @@ void test_receiving_is_bounded(const H2Api& api) {
     CHECK(echo.front.counts().receiving_bytes >= 1);
 }
 
+void test_receiving_is_bounded_for_each_connection(const H2Api& api) {
+    FrontOptions small = options();
+    small.max_receiving_bytes_of_connection = 3 << 20;
+    Echo echo(small);
+    Caller greedy(api, echo.front.port()), modest(api, echo.front.port());
+    const auto begin = [](Caller& caller) {
+        Stream* stream = caller.begin(kMethod);
+        stream->write(Piece::of(message_head(900'001) + std::string(900'000, 'x')));
+        return stream;
+    };
+    const auto end = [](Caller& caller, std::int32_t id) {
+        Stream* stream = caller.connection().open_streams().at(id).get();
+        stream->write(Piece::of("y"));
+        stream->finish({});
+        CHECK(caller.wait(id));
+        return caller.replies[id].fields.at("grpc-status");
+    };
+    const std::int32_t other = begin(modest)->id();
+    modest.look();
+    for (int i = 0; i < 5; ++i) {
+        begin(greedy);
+    }
+    const auto refused = [&] {
+        return std::count_if(greedy.replies.begin(), greedy.replies.end(),
+                             [](const auto& one) { return one.second.over; });
+    };
+    while (refused() < 2) {
+        CHECK(greedy.step());
+    }
+    for (const auto& [id, reply] : greedy.replies) {
+        if (reply.over) {
+            const auto& said = reply.fields.at("grpc-message");
+            CHECK(said.find("this connection's messages") != std::string::npos);
+        } else {
+            CHECK(end(greedy, id) == "0");
+        }
+    }
+    CHECK(end(modest, other) == "0");
+    CHECK(refused() == 5 && echo.front.counts().receiving_bytes == 2);
+}
+
 void test_cancelled_calls_end(const H2Api& api) {
     Echo echo(options());
     {
@@ -456,6 +498,7 @@ int main() {
     test_packets_are_read_one_at_a_time(*api);
     test_messages_must_come_in_time(*api);
     test_receiving_is_bounded(*api);
+    test_receiving_is_bounded_for_each_connection(*api);
     test_cancelled_calls_end(*api);
     test_a_flood_of_resets_ends_its_connection(*api);
     test_idle_connections_make_room(*api);

@@ -21,22 +21,24 @@ constexpr std::int64_t kFeatures = 64;
 // A front with one model, in whose pool messages are staged.
 struct Staging {
     explicit Staging(std::int64_t pool_bytes = kPoolBytes,
-                     std::int64_t receive_timeout_ns = 600'000'000'000)
+                     std::int64_t receive_timeout_ns = 600'000'000'000,
+                     std::size_t connection_bytes = 128 << 20)
         : memory(std::make_shared<std::vector<std::byte>>(static_cast<std::size_t>(pool_bytes))),
           pool(std::make_shared<BlockPool>(memory->data(), pool_bytes, kTensorAlignment, memory)),
-          front(options(receive_timeout_ns)) {
+          front(options(receive_timeout_ns, connection_bytes)) {
         auto models = std::make_shared<PlainModels>();
         models->add("m", "", std::make_shared<PlainModel>(short_form(kFeatures)));
         front.set_models(std::move(models));
     }
 
-    FrontOptions options(std::int64_t receive_timeout_ns) const {
+    FrontOptions options(std::int64_t receive_timeout_ns, std::size_t connection_bytes) const {
         FrontOptions found;
         found.host = "127.0.0.1";
         found.backend = "gnnserve-test-nobody-listens-here";
         found.method = kMethod;
         found.max_message_bytes = 32 << 20;
         found.receive_timeout_ns = receive_timeout_ns;
+        found.max_receiving_bytes_of_connection = connection_bytes;
         found.pool = pool;
         return found;
     }
@@ -202,6 +204,44 @@ void test_who_claims_and_does_not_send_gives_way(const H2Api& api) {
     CHECK(refused > 0 && server.front.counts().receiving_bytes == refused);
 }
 
+// Who waits for the blocks of its own connection keeps nobody else waiting.
+void test_a_connection_has_so_much_of_the_pool(const H2Api& api) {
+    constexpr std::int64_t kMost = 12 << 20;
+    Staging server(64 << 20, 600'000'000'000, kMost);
+    Caller greedy(api, server.front.port()), modest(api, server.front.port());
+    const std::string sent = message(20'000);
+    std::vector<Stream*> begun;
+    for (int i = 0; i < 6; ++i) {
+        Stream* stream = greedy.begin(kMethod);
+        stream->write(Piece::of(message_head(sent.size()) + sent.substr(0, sent.size() - 1)));
+        begun.push_back(stream);
+    }
+    const auto complete = [&](std::size_t first) {
+        for (std::size_t i = first; i < first + 2; ++i) {
+            CHECK(begun[i]->waiting_bytes() == 0);
+            begun[i]->write(Piece::of(sent.substr(sent.size() - 1)));
+            begun[i]->finish({});
+        }
+        server.until(greedy, [&] { return server.events.size() == 2; });
+        for (const Event& event : server.events) {
+            CHECK(event.plain != nullptr && event.plain->message() == sent);
+        }
+        server.events.clear();
+    };
+    server.until(greedy, [&] { return begun[1]->waiting_bytes() == 0; });
+    server.settle(greedy);
+    CHECK(server.pool->used() > 10 << 20 && server.pool->used() <= kMost);
+    modest.send(kMethod, sent);
+    server.until(modest, [&] { return !server.events.empty(); });
+    CHECK(server.events[0].plain != nullptr && server.events[0].plain->message() == sent);
+    server.events.clear();
+    for (std::size_t first = 0; first < begun.size(); first += 2) {
+        server.until(greedy, [&] { return begun[first + 1]->waiting_bytes() == 0; });
+        complete(first);
+    }
+    CHECK(server.pool->used() == 0 && server.front.counts().receiving_bytes == 0);
+}
+
 }  // namespace
 
 int main() {
@@ -216,5 +256,6 @@ int main() {
     test_without_room_a_message_waits_unread(*api);
     test_who_waits_in_vain_is_told(*api);
     test_who_claims_and_does_not_send_gives_way(*api);
+    test_a_connection_has_so_much_of_the_pool(*api);
     return 0;
 }

@@ -28,10 +28,6 @@ from serve.wire.messages import INFER_METHOD, STREAM_METHOD
 
 _log = logging.getLogger(__name__)
 
-#: Bytes of incomplete calls, and of unsent answers, of all clients: a multiple of the largest
-#: message, and at least so many.
-_RECEIVING_MESSAGES = 4
-_RECEIVING_BYTES = 64 << 20
 #: A message that has not arrived in time has longer while it comes with so many bytes a second.
 _RECEIVE_BYTES_PER_S = 64 << 10
 #: Seconds for which a client may read nothing of what it is sent.
@@ -48,6 +44,10 @@ class FrontLimits:
 
     #: Largest message received.
     max_message_bytes: int
+    #: Bytes of incomplete calls, of their places in staging memory, and of unsent answers, each, of
+    #: all clients and of one connection.
+    max_receiving_bytes: int
+    max_receiving_bytes_of_connection: int
     #: Calls of one connection at once.
     max_streams: int
     #: Connections at once, of all clients and of one address. Beyond either, the one of them that
@@ -111,9 +111,8 @@ class NativeFront:
             stream_window=stream.WINDOW,
             unread_timeout_s=stream.UNREAD_NS / 1e9,
             max_message_bytes=limits.max_message_bytes,
-            max_receiving_bytes=max(
-                _RECEIVING_MESSAGES * limits.max_message_bytes, _RECEIVING_BYTES
-            ),
+            max_receiving_bytes=limits.max_receiving_bytes,
+            max_receiving_bytes_of_connection=limits.max_receiving_bytes_of_connection,
             max_connections=limits.max_connections,
             max_connections_of_peer=limits.max_connections_of_peer,
             max_streams=limits.max_streams,

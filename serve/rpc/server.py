@@ -151,6 +151,8 @@ class GrpcServer:
                 calls,
                 FrontLimits(
                     max_message_bytes,
+                    config.max_receiving_bytes,
+                    config.max_receiving_bytes_of_connection,
                     max_streams=self._pools.calls_of_a_connection,
                     max_connections=config.max_connections,
                     max_connections_of_peer=config.max_connections_of_peer,

@@ -68,6 +68,10 @@ def test_what_is_no_size_is_named(text):
         ("[server]\ngrpc_port = 5\nhttp_port = 5", ["both 5", "must differ"]),
         ('[server]\nmax_message = "lots"', ["server.max_message", "'lots'"]),
         ('[server]\nmax_message = "2 GiB"', ["server.max_message", "less than 2 GiB"]),
+        (
+            '[server]\nmax_receiving_of_connection = "1 MiB"',
+            ["server.max_receiving_of_connection: '1 MiB' is less", "server.max_message '64 MiB'"],
+        ),
         ('[device]\nkind = "tpu"', ["device.kind", "tpu"]),
         ('[device]\nmemory_budget = "0 GiB"', ["device.memory_budget"]),
         ('[device]\nmax_lane_memory = "some"', ["device.max_lane_memory", "'some'"]),

@@ -15,6 +15,7 @@ from bench.kit.http2_frames import (
     CONTINUATION,
     DATA,
     END_HEADERS,
+    END_STREAM,
     ENHANCE_YOUR_CALM,
     HEADERS,
     PING,
@@ -217,6 +218,35 @@ def test_an_answer_that_nobody_reads_is_dropped(front, serving, monkeypatch):
         assert server.refused["slow_reader"] == 10
         (code,) = {came[-1][2] for stream, came in deaf.came.items() if stream}
         assert struct.unpack(">I", code) == (ENHANCE_YOUR_CALM,)
+
+
+@native
+def test_one_connection_receives_and_is_sent_a_part_of_what_all_may(front, serving):
+    """Its messages are refused; so are answers of which it reads a byte now and then."""
+    server = serving(max_message="1 MiB", max_receiving_of_connection="2 MiB")
+    with (
+        Http2(server.port) as greedy,
+        Http2(server.port, window_bytes=0) as trickling,
+        grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel,
+    ):
+        greedy.most_streams()  # its window of 1 MiB holds from now on
+        for _ in range(4):
+            stream = greedy.head(INFER_METHOD)
+            greedy.send(in_frames(stream, prefixed(bytes(900_000), claims=MIB)))
+        eventually(lambda: server.refused["receiving_bytes"] == 2)
+        assert infer(channel) == "r"
+        trickling.most_streams()
+        streams = [trickling.head(INFER_METHOD) for _ in range(10)]
+        for stream in streams:
+            content = prefixed(request(50_000))
+            trickling.send(in_frames(stream, content), frame(DATA, END_STREAM, stream))
+
+        def dropped():
+            trickling.send(*(window(stream, 1) for stream in streams))
+            return server.refused["slow_reader"] >= 3
+
+        eventually(dropped)  # 600 kB of each
+        assert infer(channel) == "r"
 
 
 @native
