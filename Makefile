@@ -20,7 +20,7 @@ BIN := .venv/bin
 PY := $(BIN)/python
 PIP := $(PY) -m pip --disable-pip-version-check -qq
 # Only the hash is in a stamp's name, so that the content of a file never reaches a shell.
-TOOLS_KEY := $(shell { cat constraints.txt locks/dev.txt; echo '$(TORCH)'; } | sha256sum | cut -c1-16)
+TOOLS_KEY := $(shell { cat constraints.txt locks/dev.txt locks/torch*.txt; echo '$(TORCH)'; } | sha256sum | cut -c1-16)
 PACKAGE_KEY := $(shell { find csrc -type f | sort | xargs cat pyproject.toml; \
                         echo $(TOOLS_KEY); } | sha256sum | cut -c1-16)
 TOOLS := .stamps/tools-$(TOOLS_KEY)
@@ -183,13 +183,16 @@ export find_python
 	@eval "$$find_python"; "$$python" -m venv .venv; $(PY) --version
 
 # Prefer a CPU build of torch, if pip finds one through its own settings such as PIP_FIND_LINKS or
-# PIP_EXTRA_INDEX_URL: the ordinary build brings gigabytes of CUDA libraries.
+# PIP_EXTRA_INDEX_URL: the ordinary build brings gigabytes of CUDA libraries, which have no hashes
+# here. A build of one's own is named by TORCH.
 $(TOOLS): .venv/pyvenv.cfg
-	$(SAY) "installing what locks/dev.txt has hashes of, and torch"
+	$(SAY) "installing what locks/ has hashes of"
 	@mkdir -p .stamps
 	@$(PIP) install --no-deps --require-hashes -r locks/dev.txt
 	@if [ -n '$(TORCH)' ]; then $(PIP) install '$(TORCH)'; \
-	 else $(PIP) install 'torch==$(TORCH_PIN)+cpu' 2>/dev/null || $(PIP) install 'torch==$(TORCH_PIN)'; fi
+	 else hashed='install --no-deps --require-hashes'; \
+	   $(PIP) $$hashed -r locks/torch-cpu.txt 2>/dev/null || \
+	   { $(PIP) $$hashed -r locks/torch.txt && $(PIP) install 'torch==$(TORCH_PIN)'; }; fi
 	@{ grep -v '^torch==' constraints.txt; \
 	   $(PY) -c 'from importlib.metadata import version; print("torch==" + version("torch"))'; \
 	 } > .stamps/constraints.txt

@@ -1,11 +1,11 @@
-"""Write the hashes of everything that `make setup` installs, but torch, and CI: `locks/*.txt`.
+"""Write the hashes of everything that `make setup` and CI install: `locks/*.txt`.
 
     python .ci/lock.py          write them, by `uv`, which asks the package index
     python .ci/lock.py --check  do they fit pyproject.toml and constraints.txt? needs neither
 
 A lock has the hashes of all files of a release, so one serves every processor and Python. torch has
-none: its builds differ by processor and CUDA, and which one is installed is the user's choice. What
-only CUDA builds of torch need is left out as well.
+locks of its own, one for the ordinary build and one for that of processors alone, as which one is
+installed is the user's choice. What only CUDA builds of torch need is left out.
 """
 
 import re
@@ -19,11 +19,16 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parent.parent
 CONSTRAINTS = ROOT / "constraints.txt"
+TORCH = ("locks/torch.in", "--constraints", "constraints.txt", "--no-deps")
+#: Where the builds for processors alone are.
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 #: Locks, and what each is made from, as arguments of uv.
 LOCKS = {
     ROOT / "locks" / "dev.txt": ("pyproject.toml", "--extra", "dev"),
     ROOT / "locks" / "cluster.txt": ("locks/cluster.in", "--constraints", "constraints.txt"),
     ROOT / "locks" / "sbom.txt": ("locks/sbom.in",),
+    ROOT / "locks" / "torch.txt": TORCH,
+    ROOT / "locks" / "torch-cpu.txt": (*TORCH, "--default-index", CPU_INDEX),
 }
 _HEAD = "# Written by `make lock` from {source}. pip takes only files with these hashes.\n"
 _PIN = re.compile(r"^([A-Za-z0-9][\w.-]*)==(\S+)", re.M)
@@ -88,7 +93,8 @@ def wrong(lock: Path, sources: tuple[str, ...]) -> list[str]:
     said += [
         f"{lock.name}: {name}=={version} is not what constraints.txt says"
         for name, version in locked.items()
-        if known.get(name, None if ours else version) != version
+        # A build's own part of a version, as in 2.13.0+cpu, is not in constraints.txt.
+        if known.get(name, None if ours else version) != version.partition("+")[0]
     ]
     if not ours:
         return said
