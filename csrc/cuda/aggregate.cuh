@@ -153,7 +153,8 @@ __device__ inline Slots slots_of_chunk(const Csr& graph, std::int64_t chunk) {
 }
 
 // Returns piece `piece` = 2 · chunk + (0: of the chunk's first row, 1: of its last). It is empty
-// when that row is not heavy, or when the last row is also the first.
+// when that row is not heavy, when the last row is also the first, or when the first row of a part
+// of a graph begins later.
 __device__ inline Slots slots_of_piece(const Csr& graph, std::int64_t piece) {
     const Slots chunk = slots_of_chunk(graph, piece / kPieces);
     if (chunk.begin == chunk.end) {
@@ -161,21 +162,24 @@ __device__ inline Slots slots_of_piece(const Csr& graph, std::int64_t piece) {
     }
     const bool first = piece % kPieces == 0;
     const Slots row = row_of_slot(graph, first ? chunk.begin : chunk.end - 1);
-    if (!is_heavy(row) || (!first && row.begin <= chunk.begin)) {
+    const bool is_there = first ? row.begin <= chunk.begin : row.begin > chunk.begin;
+    if (!is_heavy(row) || !is_there) {
         return {0, 0, 0};
     }
     return {row.row, row.begin > chunk.begin ? row.begin : chunk.begin,
             row.end < chunk.end ? row.end : chunk.end};
 }
 
-// Returns the heavy row that begins in a chunk; empty when none does.
+// Returns the heavy row that begins in a chunk; empty when none does. The first row of a part of a
+// graph may begin in a later chunk than the first.
 __device__ inline Slots heavy_row_of(const Csr& graph, std::int64_t chunk) {
     const Slots slots = slots_of_chunk(graph, chunk);
     if (slots.begin == slots.end) {
         return {0, 0, 0};
     }
     const Slots row = row_of_slot(graph, slots.end - 1);
-    return is_heavy(row) && row.begin >= slots.begin ? row : Slots{0, 0, 0};
+    const bool begins = row.begin >= slots.begin && row.begin < slots.end;
+    return is_heavy(row) && begins ? row : Slots{0, 0, 0};
 }
 
 // Calls work(piece, first) for the pieces of a heavy row, in order.

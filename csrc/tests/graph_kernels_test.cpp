@@ -163,6 +163,43 @@ void test_no_edges() {
 
 // Every slot of a heavy row is in exactly one of its pieces, slots of other rows are in none, and
 // the row is combined from just these pieces.
+void check_pieces(const Csr& csr, std::int64_t room, std::int64_t pieces) {
+    std::vector<int> covered(static_cast<std::size_t>(room), 0);
+    std::vector<std::int64_t> row_of(static_cast<std::size_t>(pieces), -1);
+    for (std::int64_t piece = 0; piece < pieces; ++piece) {
+        const auto part = gnnserve::slots_of_piece(csr, piece);
+        CHECK(part.end - part.begin <= gnnserve::kChunkSlots);
+        for (std::int32_t s = part.begin; s < part.end; ++s) {
+            ++covered[static_cast<std::size_t>(s)];
+            row_of[static_cast<std::size_t>(piece)] = part.row;
+        }
+    }
+    std::vector<int> begun(static_cast<std::size_t>(csr.rows), 0);
+    for (std::int64_t chunk = 0; chunk < pieces / gnnserve::kPieces; ++chunk) {
+        const auto row = gnnserve::heavy_row_of(csr, chunk);
+        if (row.begin == row.end) {
+            continue;
+        }
+        ++begun[static_cast<std::size_t>(row.row)];
+        gnnserve::each_piece(row, [&](std::int64_t piece, bool) {
+            CHECK(row_of[static_cast<std::size_t>(piece)] == row.row);
+            row_of[static_cast<std::size_t>(piece)] = -1;
+        });
+    }
+    for (const std::int64_t row : row_of) {
+        CHECK(row == -1);
+    }
+    for (std::int64_t i = 0; i < csr.rows; ++i) {
+        const auto row = gnnserve::slots_of_row(csr, i);
+        const int times = gnnserve::is_heavy(row) ? 1 : 0;
+        CHECK(begun[static_cast<std::size_t>(i)] == times);
+        for (std::int32_t s = row.begin; s < row.end; ++s) {
+            CHECK(covered[static_cast<std::size_t>(s)] == times);
+        }
+    }
+}
+
+// Also of a part of a graph, whose first row does not begin at slot 0.
 void test_pieces() {
     for (const std::int64_t slots : {255, 256, 512, 513, 1000, 1280, 9000}) {
         Edges edges = random_edges(50, 100, slots);
@@ -172,38 +209,10 @@ void test_pieces() {
         }
         const Graph graph(edges, true);
         const Csr csr = graph.csr();
-        std::vector<int> covered(static_cast<std::size_t>(graph.room), 0);
-        std::vector<std::int64_t> row_of(static_cast<std::size_t>(graph.pieces()), -1);
-        for (std::int64_t piece = 0; piece < graph.pieces(); ++piece) {
-            const auto part = gnnserve::slots_of_piece(csr, piece);
-            CHECK(part.end - part.begin <= gnnserve::kChunkSlots);
-            for (std::int32_t s = part.begin; s < part.end; ++s) {
-                ++covered[static_cast<std::size_t>(s)];
-                row_of[static_cast<std::size_t>(piece)] = part.row;
-            }
-        }
-        std::vector<int> begun(static_cast<std::size_t>(graph.rows), 0);
-        for (std::int64_t chunk = 0; chunk < graph.pieces() / gnnserve::kPieces; ++chunk) {
-            const auto row = gnnserve::heavy_row_of(csr, chunk);
-            if (row.begin == row.end) {
-                continue;
-            }
-            ++begun[static_cast<std::size_t>(row.row)];
-            gnnserve::each_piece(row, [&](std::int64_t piece, bool) {
-                CHECK(row_of[static_cast<std::size_t>(piece)] == row.row);
-                row_of[static_cast<std::size_t>(piece)] = -1;
-            });
-        }
-        for (const std::int64_t row : row_of) {
-            CHECK(row == -1);
-        }
-        for (std::int64_t i = 0; i < graph.rows; ++i) {
-            const auto row = gnnserve::slots_of_row(csr, i);
-            const int times = gnnserve::is_heavy(row) ? 1 : 0;
-            CHECK(begun[static_cast<std::size_t>(i)] == times);
-            for (std::int32_t s = row.begin; s < row.end; ++s) {
-                CHECK(covered[static_cast<std::size_t>(s)] == times);
-            }
+        check_pieces(csr, graph.room, graph.pieces());
+        for (const std::int64_t first : {1, 17, 18, 19}) {
+            check_pieces({csr.begin + first, csr.source, csr.rows - first}, graph.room,
+                         graph.pieces());
         }
     }
 }

@@ -8,6 +8,7 @@ part.
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch_geometric.nn import (
     MessagePassing,
     PNAConv,
     ResGatedGraphConv,
+    RGCNConv,
     TransformerConv,
 )
 
@@ -31,6 +33,8 @@ from serve.lane.executors.fused import Fused, is_learned, reduction_of, require
 from serve.lane.executors.graphs import Graphs
 from serve.lane.executors.pna import FusedPNA
 from serve.lane.executors.propagate import Propagated
+from serve.lane.executors.relations import FusedRGCN
+from serve.lane.executors.spectral import SPECTRAL
 from serve.lane.models.loader import LoadedModel
 
 _log = logging.getLogger(__name__)
@@ -42,7 +46,8 @@ _BUILDERS = {
     EdgeConv: FusedEdgeConv,
     ResGatedGraphConv: FusedResGated,
 }
-
+#: The same, for layers that ``Propagated`` covers too.
+_FASTER = {**SPECTRAL, RGCNConv: FusedRGCN}
 
 _ATTENTION = {GATConv, GATv2Conv, TransformerConv}
 
@@ -93,7 +98,13 @@ def _fuse(module: nn.Module, key: str, build_for: Callable[[MessagePassing], Bui
 
 def _serving(layer: MessagePassing) -> Build:
     require(not layer.training, "it is in training mode")
-    return _BUILDERS.get(type(layer), Propagated)
+    return _fastest if type(layer) in _FASTER else _BUILDERS.get(type(layer), Propagated)
+
+
+def _fastest(layer: Any, graphs: Graphs) -> Fused | Propagated:
+    with suppress(ValueError):
+        return _FASTER[type(layer)](layer, graphs)
+    return Propagated(layer, graphs)
 
 
 def _training(layer: MessagePassing) -> Build:

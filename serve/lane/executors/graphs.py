@@ -1,8 +1,13 @@
 """Sorted graphs of one run, shared by all layers that use them."""
 
+from collections.abc import Callable
+from typing import TypeVar, cast
+
 from torch import Tensor
 
 from serve.lane.executors.kernels import Csr, normalised, spread
+
+_Made = TypeVar("_Made")
 
 
 class Graphs:
@@ -62,6 +67,23 @@ class Graphs:
         graph = found[1]
         assert isinstance(graph, Csr)
         return graph
+
+    def derived(
+        self, name: object, sources: tuple[Tensor | None, ...], rows: int, make: Callable[[], _Made]
+    ) -> _Made:
+        """Return what `make` makes of `sources`, once a run where all have a version counter.
+
+        It is of a graph of so many rows. `name` tells apart what is made of the same tensors.
+        """
+        if any(one is not None and one.is_inference() for one in sources):
+            return make()
+        versions = (None if one is None else (id(one), one._version) for one in sources)
+        key = name, *versions
+        found = self._made.get(key)
+        # As in `csr`, `rows` is not in the key.
+        if found is None or cast("tuple[int, _Made]", found[1])[0] != rows:
+            found = self._made[key] = sources, (rows, make())
+        return cast("tuple[int, _Made]", found[1])[1]
 
     def weights(
         self, graph: Csr, edge_weight: Tensor | None, *, normalise: bool, missing: float = 1.0

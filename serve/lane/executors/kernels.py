@@ -59,6 +59,19 @@ class Csr:
         """Slots of each node, int32 [rows]."""
         return self.tensor[: self.rows + 1].diff()
 
+    def part(self, first: int, rows: int) -> "Csr":
+        """Return so many nodes from `first` on as a graph of their own, for `aggregate`.
+
+        Its nodes' slots, and weights by slot, are where they are here: its first does not begin
+        at 0. This graph must not record edges.
+        """
+        made = object.__new__(Csr)
+        begin = self.tensor[first : first + rows + 1]
+        made.tensor = torch.cat([begin, self.tensor[self.rows + 1 :]])
+        made.rows, made.added_loops, made.edges = rows, self.added_loops, False
+        made._reversed = None
+        return made
+
     @property
     def reversed(self) -> "Csr":
         """The slots by source, added loops too; as its edges it records the slots here."""

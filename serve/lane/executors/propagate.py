@@ -1,9 +1,8 @@
 """Generic layers: PyG's own forward, with the propagation along edges over the kernels.
 
 This covers every PyG layer whose message is its source's features, as they are or times an edge
-weight, reduced by sum, mean or extremes: ChebConv, ARMAConv, SGConv, TAGConv, APPNP,
-ClusterGCNConv, GCN2Conv, LGConv, MFConv, RGCNConv (once for each relation) and more. The layer's
-code before and after the propagation stays.
+weight, reduced by sum, mean or extremes: ARMAConv, MixHopConv, GatedGraphConv, MFConv and more. The
+layer's code before and after the propagation stays.
 """
 
 import inspect

@@ -1,5 +1,7 @@
 """Every fused convolution, with every option it covers, against PyG's own forward."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import nn
@@ -12,6 +14,7 @@ from torch_geometric.nn import (
     EdgeConv,
     GATConv,
     GATv2Conv,
+    GCN2Conv,
     GCNConv,
     GINConv,
     GINEConv,
@@ -24,11 +27,14 @@ from torch_geometric.nn import (
     SAGEConv,
     SGConv,
     SimpleConv,
+    SSGConv,
     TAGConv,
     TransformerConv,
 )
 
 from serve.lane.executors import kernels
+from serve.lane.executors.check import needs_exact_sizes
+from tests.lane.waits import Counting
 
 EDGE_DIM = 8  # what bench.kit.architectures.wrap says edge_attr has
 WEIGHTED = ("x", "edge_index", "edge_weight")
@@ -80,19 +86,31 @@ def edge_conv(*layers, **options):
 
 
 class Relations(nn.Module):
-    """Two RGCN layers; the largest of an edge's features says which relation it is."""
+    """RGCN layers; the largest of an edge's features says which relation it is."""
 
-    def __init__(self, **options):
+    def __init__(self, widths=(12, 8, 5), **options):
         super().__init__()
-        self.convs = nn.ModuleList(
-            RGCNConv(a, b, EDGE_DIM, **options) for a, b in ((12, 8), (8, 5))
-        )
+        self.convs = nn.ModuleList(RGCNConv(a, b, EDGE_DIM, **options) for a, b in pairwise(widths))
 
     def forward(self, x, edge_index, edge_attr):
         relation = edge_attr.argmax(1)
         for conv in self.convs:
             x = conv(x, edge_index, relation).relu()
         return x
+
+
+class FirstKept(nn.Module):
+    """Three GCN2 layers, which all take the first features."""
+
+    def __init__(self, **options):
+        super().__init__()
+        self.convs = nn.ModuleList(GCN2Conv(12, 0.3, **options) for _ in range(3))
+
+    def forward(self, x, edge_index, edge_weight=None):
+        out = x
+        for conv in self.convs:
+            out = conv(out, x, edge_index, edge_weight).relu()
+        return out
 
 
 CASES = {
@@ -152,20 +170,49 @@ CASES = {
     "pna linear": (pna(["sum", "var"], ["linear", "inverse_linear"]), {}),
     "pna in towers": (pna(["mean", "min"], ["identity"], towers=2, post_layers=2), {}),
     "pna divided": (pna(["max"], ["attenuation"], towers=4, divide_input=True), {}),
-    # The generic way.
     "cheb": (narrowing(ChebConv, K=3), {}),
-    "cheb weighted": (narrowing(ChebConv, K=2), {"inputs": WEIGHTED}),
-    "arma": (narrowing(ARMAConv), {}),
-    "arma stacked": (narrowing(ARMAConv, num_stacks=2, num_layers=2), {"inputs": WEIGHTED}),
-    "sg": (narrowing(SGConv, K=2), {"inputs": WEIGHTED}),
+    "cheb of one term": (narrowing(ChebConv, K=1), {}),
+    "cheb weighted": (narrowing(ChebConv, K=4), {"inputs": WEIGHTED}),
+    "cheb by rows": (narrowing(ChebConv, K=3, normalization="rw"), {"inputs": WEIGHTED}),
+    "cheb not normalised": (narrowing(ChebConv, K=3, normalization=None), {}),
+    "cheb not normalised, weighted": (
+        narrowing(ChebConv, K=2, normalization=None, bias=False),
+        {"inputs": WEIGHTED},
+    ),
+    "sg": (narrowing(SGConv, K=2), {}),
+    "sg weighted": (narrowing(SGConv, K=3, bias=False), {"inputs": WEIGHTED}),
+    "sg without loops": (narrowing(SGConv, K=1, add_self_loops=False), {}),
+    "ssg": (narrowing(SSGConv, alpha=0.2, K=3), {"inputs": WEIGHTED}),
     "tag": (narrowing(TAGConv), {}),
-    "tag weighted": (narrowing(TAGConv), {"inputs": WEIGHTED}),
+    "tag weighted": (narrowing(TAGConv, K=2, bias=False), {"inputs": WEIGHTED}),
+    "tag not normalised": (narrowing(TAGConv, normalize=False), {"inputs": WEIGHTED}),
     "appnp": (lambda: TwoLayers(APPNP(4, 0.1), APPNP(3, 0.2)), {"inputs": WEIGHTED}),
+    "appnp not normalised": (lambda: APPNP(3, 0.1, normalize=False), {}),
+    "gcn2": (lambda: FirstKept(), {}),
+    "gcn2 of two matrices": (
+        lambda: FirstKept(theta=0.5, layer=2, shared_weights=False),
+        {"inputs": WEIGHTED},
+    ),
+    "gcn2 not normalised": (lambda: FirstKept(normalize=False), {}),
     "cluster": (narrowing(ClusterGCNConv), {}),
+    "cluster diagonal": (narrowing(ClusterGCNConv, diag_lambda=0.4, bias=False), {}),
     "light": (lambda: TwoLayers(LGConv(), LGConv()), {}),
-    "mf": (narrowing(MFConv), {}),
+    "light not normalised": (lambda: LGConv(normalize=False), {"inputs": WEIGHTED}),
     "relations": (lambda: Relations(num_bases=None), {"inputs": ATTRIBUTED}),
     "relations of bases": (lambda: Relations(num_bases=2, aggr="add"), {"inputs": ATTRIBUTED}),
+    "relations, largest": (
+        lambda: Relations(aggr="max", root_weight=False, bias=False),
+        {"inputs": ATTRIBUTED},
+    ),
+    "relations of blocks": (lambda: Relations(num_blocks=1), {"inputs": ATTRIBUTED}),
+    "relations of several blocks": (
+        lambda: Relations((12, 8, 20), num_blocks=4),
+        {"inputs": ATTRIBUTED},
+    ),
+    # The generic way.
+    "arma": (narrowing(ARMAConv), {}),
+    "arma stacked": (narrowing(ARMAConv, num_stacks=2, num_layers=2), {"inputs": WEIGHTED}),
+    "mf": (narrowing(MFConv), {}),
     "simple max": (lambda: TwoLayers(SimpleConv(aggr="max"), SimpleConv()), {"inputs": WEIGHTED}),
 }
 
@@ -177,9 +224,91 @@ def test_gives_what_pyg_gives(agree, name):
     assert other.executor == "csr"
 
 
-def inputs_of(nodes=30, edges=80):
+#: Layers whose own code, which stays, waits for the device.
+WAITING = {"mf"}
+#: Those, and layers whose own code looks up the ends of every pair.
+EXACT = {*WAITING, "arma", "arma stacked"}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_waits_for_no_device(twins, name):
+    """Else no run on a GPU can be captured."""
+    make, options = CASES[name]
+    _, other, signature = twins(make, **options)
+    wanted = options.get("inputs", ("x", "edge_index"))
+    own = {"edge_weight": torch.rand(80), "edge_attr": torch.randn(80, EDGE_DIM)}
+    inputs = inputs_of(features=options.get("features", 12)) | own
+    with Counting() as counting, kernels.as_on_devices():
+        other.run({key: inputs[key] for key in wanted})
+    on_devices = not any(name.startswith(one) for one in ("edge", "gated", "gine"))
+    assert not (counting.names and on_devices) or name in WAITING, counting.names
+    assert (needs_exact_sizes(other, signature) == "") == (on_devices and name not in EXACT)
+
+
+def test_what_is_no_relation_raises(twins):
+    """As PyG does; the kernels must neither read there nor count it to another relation."""
+
+    class Types(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = RGCNConv(12, 5, 3)
+
+        def forward(self, x, edge_index):
+            return self.conv(x, edge_index[:, :-1], edge_index[1, 1:] % self.kinds + self.first)
+
+        kinds, first = 3, 0
+
+    _, other, _ = twins(Types)
+    other.run(inputs_of())
+    for kinds, first in ((4, 0), (1, -1), (1, 3)):
+        other.module.kinds, other.module.first = kinds, first
+        with pytest.raises(IndexError, match="outside"):
+            other.run(inputs_of())
+    other.module.kinds, other.module.first = 3, 0
+    for row, node in ((0, 30), (0, 59), (1, 30), (1, -1), (0, -1)):
+        inputs = inputs_of()
+        inputs["edge_index"][row, 7] = node
+        with pytest.raises(IndexError, match="outside"):
+            other.run(inputs)
+
+
+class Narrows(nn.Module):
+    """Two layers on the same edges, the second without the nodes behind their last."""
+
+    def __init__(self, kind, of_edges):
+        super().__init__()
+        self.first, self.second = kind(12, 8, EDGE_DIM), kind(8, 5, EDGE_DIM)
+        self.of_edges = of_edges
+
+    def forward(self, x, edge_index, edge_attr):
+        rows, of_edges = len(x), self.of_edges(edge_attr)
+        x = self.first(torch.cat([x, x]), edge_index, of_edges)
+        return self.second(x[:rows], edge_index, of_edges)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Narrows(ChebConv, lambda attr: attr[:, 0].abs().contiguous()),
+        lambda: Narrows(RGCNConv, lambda attr: attr.argmax(1)),
+    ],
+)
+def test_a_graph_of_other_rows_is_another_one(agree, make):
+    agree(make, inputs=ATTRIBUTED)
+
+
+def test_a_graph_of_layers_is_made_once_a_run(twins, monkeypatch):
+    """Six Chebyshev convolutions of a recurrent layer read one Laplacian."""
+    _, other, _ = twins(lambda: TwoLayers(ChebConv(12, 8, K=3), ChebConv(8, 5, K=2)))
+    made, csr = [], kernels._csr
+    monkeypatch.setattr(kernels, "_csr", lambda *given: made.append(given) or csr(*given))
+    other.run(inputs_of())
+    assert len(made) == 2  # by source, for degrees, and by target
+
+
+def inputs_of(nodes=30, edges=80, features=12):
     torch.manual_seed(1)
-    return {"x": torch.randn(nodes, 12), "edge_index": torch.randint(nodes, (2, edges))}
+    return {"x": torch.randn(nodes, features), "edge_index": torch.randint(nodes, (2, edges))}
 
 
 def test_takes_int32_edges(twins):
@@ -272,7 +401,7 @@ def test_nothing_of_a_run_is_kept(twins):
 
 def test_the_generic_way_reads_messages_in_one_kernel(twins, monkeypatch):
     """Every propagation goes through it, the graph is sorted once a layer, nothing is kept."""
-    _, other, _ = twins(narrowing(TAGConv))
+    _, other, _ = twins(narrowing(ARMAConv, num_layers=3))
     sorted_edges, reduced = [], []
     aggregate, csr = kernels.aggregate, kernels._csr
     monkeypatch.setattr(
@@ -281,8 +410,7 @@ def test_the_generic_way_reads_messages_in_one_kernel(twins, monkeypatch):
     monkeypatch.setattr(kernels, "_csr", lambda *given: sorted_edges.append(given) or csr(*given))
     other.run(inputs_of())
     layer = other.module.first
-    hops = len(layer.lins) - 1
-    assert len(reduced) == 2 * hops
+    assert len(reduced) == 2 * 3
     assert 1 <= len(sorted_edges) <= 2
     assert layer.forward.graphs._recent is None
 

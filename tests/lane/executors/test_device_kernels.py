@@ -39,7 +39,8 @@ def on_device(device, monkeypatch):
         "gcn improved weighted", "gcn not normalised", "sage", "sage max", "graph weighted",
         "graph max weighted", "gin narrowing", "gin mean", "gat residual", "gat averaged",
         "gat attributed", "gat attributed without loops", "gatv2 averaged", "gatv2 shared",
-        "transformer",
+        "transformer", "cheb weighted", "cheb not normalised", "sg without loops", "appnp",
+        "cluster diagonal", "relations", "relations, largest",
     ],
 )  # fmt: skip
 def test_gives_what_pyg_gives(on_device, agree, name):
@@ -89,6 +90,24 @@ def test_heavy_nodes_are_as_on_the_processor(device, star, loops):
             slots = int(graphs[0][30])
             run, expected = run[:slots], expected[:slots]
         torch.testing.assert_close(run, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("first", [0, 5, 11, 12])
+def test_a_part_of_a_graph_is_a_graph(on_device, star, first):
+    """Heavy nodes in it are reduced in pieces, whose slots are those of the whole."""
+    x = torch.randn(30 - first, 24)
+    source, target = star[0] % (30 - first), star[1]
+    part = kernels.Csr(torch.stack([source, target]), 30, replace_loops=False, edges=False).part(
+        first, 30 - first
+    )
+    within = target >= first
+    alone = operators.csr(
+        torch.stack([source[within], target[within] - first]), 30 - first, False, False
+    )
+    for reduce, number in (("sum", 0), ("mean", 1), ("max", 2)):
+        expected = operators.aggregate(alone, x, None, number, None, 1.0, None, False)
+        found = kernels.aggregate(part, x, None, reduce)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_the_same_graph_has_the_same_answer_bit_by_bit(device, star):
