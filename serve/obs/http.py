@@ -41,6 +41,7 @@ from serve.access.callers import Callers
 from serve.access.certificates import Certificates, names_of
 from serve.access.rules import decide
 from serve.errors import ConfigError, ErrorCode, ServeError
+from serve.obs.codings import taken_codings
 from serve.obs.exposition import wanted_type
 from serve.obs.offline import Form, make_report
 from serve.obs.selection import selection_of
@@ -343,8 +344,7 @@ def _is_compressed(accepted: str | None, body: bytes) -> bool:
     """Return True when the header `Accept-Encoding` allows gzip and the body is worth it."""
     if len(body) < _LEAST_COMPRESSED_BYTES or accepted is None:
         return False
-    codings = (part.partition(";") for part in accepted.lower().replace(" ", "").split(","))
-    return any(name == "gzip" and weight not in ("q=0", "q=0.0") for name, _, weight in codings)
+    return "gzip" in taken_codings(accepted)
 
 
 def _peer_uid(connection: socket.socket) -> int:

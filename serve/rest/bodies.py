@@ -8,6 +8,7 @@ from http import HTTPStatus
 
 from starlette.requests import ClientDisconnect, Request
 
+from serve.obs.codings import taken_codings
 from serve.rest import counts
 from serve.rest.byte_budget import BudgetExhausted, ByteBudget
 from serve.rest.counts import Counts
@@ -117,19 +118,10 @@ async def compressed(content: bytes, accepted: str) -> tuple[bytes, str | None]:
 
     Returns the content, and the name of its coding if it was compressed.
     """
-    coding = _wanted_coding(accepted)
+    coding = next((name for name in taken_codings(accepted) if name in _WBITS), None)
     if coding is None or len(content) < _LEAST_COMPRESSED_BYTES:
         return content, None
     return await in_thread(len(content), _compress, content, _WBITS[coding]), coding
-
-
-def _wanted_coding(accepted: str) -> str | None:
-    """Return the first coding of ours that the header allows."""
-    for part in accepted.lower().split(","):
-        name, _, quality = part.partition(";")
-        if name.strip() in _WBITS and quality.replace(" ", "") not in ("q=0", "q=0.0"):
-            return name.strip()
-    return None
 
 
 def _compress(content: bytes, wbits: int) -> bytes:

@@ -79,7 +79,8 @@ PROMETHEUS = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;versio
     ("accept", "kind"), [("*/*", PLAIN), ("text/plain", PLAIN), (PROMETHEUS, OPEN)]
 )
 @pytest.mark.parametrize(
-    ("codings", "packed"), [("gzip", True), ("br, gzip;q=0.5", True), ("gzip;q=0", False)]
+    ("codings", "packed"),
+    [("gzip", True), ("br, gzip;q=0.5", True), ("gzip;q=0", False), ("gzip; q=0.000", False)],
 )
 def test_metrics_come_in_the_form_and_coding_that_is_asked_for(port, accept, kind, codings, packed):
     asked = {"Accept": accept, "Accept-Encoding": codings}

@@ -219,6 +219,20 @@ def test_metrics_of_both_processes_are_on_one_page(gateway):
     assert "gnnserve_rest_connections 1.0" in text
 
 
+@pytest.mark.parametrize("refused", ["gzip;q=0", "gzip; q=0.000, br"])
+def test_a_coding_that_the_client_refuses_is_not_taken(gateway, refused):
+    answer = gateway.get("/openapi.json", Accept_Encoding=refused)
+    assert "content-encoding" not in answer.headers
+    assert answer.json["openapi"]
+    taken = gateway.get("/openapi.json", Accept_Encoding=f"{refused}, Deflate;q=0.001")
+    assert taken.headers["content-encoding"] == "deflate"
+
+
+@pytest.mark.parametrize("limit", ["99999999H", "99999999M"])
+def test_a_time_limit_of_any_length_is_taken(gateway, limit):
+    assert gateway.post(INFER, request(), Grpc_Timeout=limit).status == 200
+
+
 def test_openmetrics_of_both_processes_are_one_text(gateway):
     gateway.metrics = b"# TYPE up gauge\nup 1\n# EOF\n"
     accept = "application/openmetrics-text;version=1.0.0,text/plain;q=0.3"
