@@ -11,37 +11,39 @@
 namespace gnnserve {
 namespace {
 
-template <bool kWeighted>
+template <Terms T>
 void aggregate_with(const Aggregation& call) {
     const Csr& graph = call.graph;
     Block blocks[kMostBlocks];
     // Only thousands of columns take more than one round.
     for (Index start = 0; start < call.width;) {
-        const int count = cut<kWeighted>(call.width, call.reduce, start, blocks);
-        const bool done = start >= call.width;
-        for (Index i = 0; i < graph.rows; ++i) {
-            const std::int32_t begin = graph.begin[i];
-            const std::int32_t end = graph.begin[i + 1];
-            float* out = call.out + i * call.width;
+        const int count = cut<T>(call.width, call.reduce, start, blocks);
+        const bool finished =
+            start >= call.width && (call.reduce == Reduce::kMean || finishes(call.finish));
+        in_pieces(graph, [&](Index first, const Csr& rows) {
+            float* out = call.out + first * call.width;
             for (int b = 0; b < count; ++b) {
                 const Block& block = blocks[b];
-                block.run({graph.source, begin, end, call.x + block.start, call.width, call.weight,
-                           1, 1, 0, block.last, out + block.start});
+                block.run({rows, call.x + block.start, call.width, call.weight, 1, 1, 0, block.last,
+                           out + block.start, call.width});
             }
-            if (done) {
-                const bool mean = call.reduce == Reduce::kMean && end - begin > 1;
-                const float scale = mean ? 1.0F / static_cast<float>(end - begin) : 1.0F;
-                finish_row(call.finish, i, call.width, scale, out);
+            if (finished) {
+                for (Index i = 0; i < rows.rows; ++i) {
+                    const std::int32_t slots = rows.begin[i + 1] - rows.begin[i];
+                    const bool mean = call.reduce == Reduce::kMean && slots > 1;
+                    const float scale = mean ? 1.0F / static_cast<float>(slots) : 1.0F;
+                    finish_row(call.finish, first + i, call.width, scale, out + i * call.width);
+                }
             }
-        }
+        });
     }
 }
 
 void run_aggregate(const Aggregation& call) {
     if (call.weight != nullptr) {
-        aggregate_with<true>(call);
+        aggregate_with<Terms::kWeighted>(call);
     } else {
-        aggregate_with<false>(call);
+        aggregate_with<Terms::kPlain>(call);
     }
 }
 

@@ -118,34 +118,40 @@ void attend_with(const Attention& call) {
     const Index out_width = call.average ? channels : width;
     Block blocks[kMostBlocks];
     for (Index start = 0; start < channels;) {
-        const bool first = start == 0;
-        const int count = cut<true>(channels, Reduce::kSum, start, blocks);
+        const bool scored = start == 0;
+        const auto sums = call.average ? cut<Terms::kByHead> : cut<Terms::kWeighted>;
+        const int count = sums(channels, Reduce::kSum, start, blocks);
         const bool done = start >= channels;
-        for (Index i = 0; i < graph.rows; ++i) {
-            const std::int32_t begin = graph.begin[i];
-            const std::int32_t end = graph.begin[i + 1];
-            if (first && begin < end) {
+        in_pieces(graph, [&](Index first, const Csr& rows) {
+            for (Index i = 0; scored && i < rows.rows; ++i) {
+                const std::int32_t begin = rows.begin[i];
+                const std::int32_t end = rows.begin[i + 1];
+                if (begin == end) {
+                    continue;
+                }
                 if (call.score == Score::kAdditive) {
-                    score_additive<kHeads>(call, i, begin, end);
+                    score_additive<kHeads>(call, first + i, begin, end);
                 } else {
-                    score_wide(call, i, begin, end);
+                    score_wide(call, first + i, begin, end);
                 }
                 softmax<kHeads>(call.alpha + begin * heads, end - begin, heads);
             }
-            float* out = call.out + i * out_width;
+            float* out = call.out + first * out_width;
             for (Index h = 0; h < (call.average ? 1 : heads); ++h) {
                 for (int b = 0; b < count; ++b) {
                     const Block& block = blocks[b];
-                    block.run({graph.source, begin, end, call.value + h * channels + block.start,
-                               width, call.alpha + h, heads, call.average ? heads : 1, channels,
-                               block.last, out + h * channels + block.start});
+                    block.run({rows, call.value + h * channels + block.start, width, call.alpha + h,
+                               heads, heads, channels, block.last, out + h * channels + block.start,
+                               out_width});
                 }
             }
             if (done) {
                 const float scale = call.average ? 1.0F / static_cast<float>(heads) : 1.0F;
-                finish_row(call.finish, i, out_width, scale, out);
+                for (Index i = 0; i < rows.rows; ++i) {
+                    finish_row(call.finish, first + i, out_width, scale, out + i * out_width);
+                }
             }
-        }
+        });
     }
 }
 
@@ -168,17 +174,17 @@ void sum_by_head(const Csr& graph, const float* weight, const float* x, Index st
                  Index head_stride, Index heads, Index channels, float* out) {
     Block blocks[kMostBlocks];
     for (Index start = 0; start < channels;) {
-        const int count = cut<true>(channels, Reduce::kSum, start, blocks);
-        for (Index i = 0; i < graph.rows; ++i) {
+        const int count = cut<Terms::kWeighted>(channels, Reduce::kSum, start, blocks);
+        in_pieces(graph, [&](Index first, const Csr& rows) {
             for (Index h = 0; h < heads; ++h) {
                 for (int b = 0; b < count; ++b) {
                     const Block& block = blocks[b];
-                    block.run({graph.source, graph.begin[i], graph.begin[i + 1],
-                               x + h * head_stride + block.start, stride, weight + h, heads, 1, 0,
-                               block.last, out + (i * heads + h) * channels + block.start});
+                    block.run({rows, x + h * head_stride + block.start, stride, weight + h, heads,
+                               1, 0, block.last, out + (first * heads + h) * channels + block.start,
+                               heads * channels});
                 }
             }
-        }
+        });
     }
 }
 

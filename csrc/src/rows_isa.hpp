@@ -39,22 +39,37 @@ struct Lanes<1> {
     static void store(float* to, Vector v) { *to = v; }
 };
 
-// The slots [begin, end) of one row, and one block of its columns.
-struct Row {
-    const std::int32_t* source;
-    std::int32_t begin;
-    std::int32_t end;
+// Rows that are reduced by one call, as a call costs about as much as a row of few slots. Their
+// results stay in the nearest cache until they are finished.
+constexpr Index kRowsAtOnce = 16;
+
+// What is reduced over the slots of a row: x, weight · x, or that of several heads.
+enum class Terms : std::uint8_t { kPlain, kWeighted, kByHead };
+
+// Consecutive rows, and one block of their columns.
+struct Rows {
+    Csr graph;            // `begin` is that of the first row
     const float* x;       // first column of the block, in row 0
     Index stride;         // from row to row of x
     const float* weight;  // of slot 0
     Index weight_stride;  // from slot to slot
-    Index parts;          // heads summed into the same columns,
+    Index parts;          // kByHead: heads summed into the same columns,
     Index part_stride;    // so many columns apart
     Index last;           // offset of the block's last vector, which may overlap the one before
-    float* out;
+    float* out;           // in the first row
+    Index out_stride;     // from row to row of out
 };
 
-using RowFunction = void (*)(const Row&);
+using RowsFunction = void (*)(const Rows&);
+
+// Calls run(first, rows) with the rows of `graph` from `first` on, kRowsAtOnce at a time.
+template <typename Run>
+void in_pieces(const Csr& graph, Run run) {
+    for (Index first = 0; first < graph.rows; first += kRowsAtOnce) {
+        const Index left = graph.rows - first;
+        run(first, Csr{graph.begin + first, graph.source, left < kRowsAtOnce ? left : kRowsAtOnce});
+    }
+}
 
 // The larger or the smaller of two. What is no number counts as that, as in PyTorch: it does not
 // vanish among numbers.
@@ -67,86 +82,98 @@ inline Vector extreme(Vector so_far, Vector value) {
     }
 }
 
-// Reduces B vectors of columns over the slots of a row, all in registers.
-template <int L, int B, Reduce R, bool kWeighted>
-void reduce_row(const Row& row) {
+// Reduces B vectors of columns over the slots of each row, all in registers.
+template <int L, int B, Reduce R, Terms T>
+void reduce_rows(const Rows& rows) {
     using V = Lanes<L>;
-    typename V::Vector sum[B] = {};
-    for (Index part = 0; part < row.parts; ++part) {
-        const float* columns = row.x + part * row.part_stride;
-        for (std::int32_t s = row.begin; s < row.end; ++s) {
-            const float* from = columns + row.source[s] * row.stride;
-            for (int b = 0; b < B; ++b) {
-                auto value = V::load(from + (b == B - 1 ? row.last : b * L));
-                if constexpr (kWeighted) {
-                    value *= row.weight[s * row.weight_stride + part];
-                }
-                if constexpr (R == Reduce::kMax || R == Reduce::kMin) {
-                    sum[b] = s == row.begin ? value : extreme<R>(sum[b], value);
-                } else {
-                    sum[b] += value;
+    const std::int32_t* source = rows.graph.source;
+    const float* weight = rows.weight;
+    const Index stride = rows.stride;
+    const Index weight_stride = rows.weight_stride;
+    const Index last = rows.last;
+    // A constant, so that without heads there is no loop, for which GCC would spill the sums.
+    const Index parts = T == Terms::kByHead ? rows.parts : 1;
+    for (Index i = 0; i < rows.graph.rows; ++i) {
+        const std::int32_t begin = rows.graph.begin[i];
+        const std::int32_t end = rows.graph.begin[i + 1];
+        typename V::Vector sum[B] = {};
+        for (Index part = 0; part < parts; ++part) {
+            const float* x = rows.x + part * rows.part_stride;
+            for (std::int32_t s = begin; s < end; ++s) {
+                const float* from = x + source[s] * stride;
+                for (int b = 0; b < B; ++b) {
+                    auto value = V::load(from + (b == B - 1 ? last : b * L));
+                    if constexpr (T != Terms::kPlain) {
+                        value *= weight[s * weight_stride + part];
+                    }
+                    if constexpr (R == Reduce::kMax || R == Reduce::kMin) {
+                        sum[b] = s == begin ? value : extreme<R>(sum[b], value);
+                    } else {
+                        sum[b] += value;
+                    }
                 }
             }
         }
-    }
-    for (int b = 0; b < B; ++b) {
-        V::store(row.out + (b == B - 1 ? row.last : b * L), sum[b]);
+        float* out = rows.out + i * rows.out_stride;
+        for (int b = 0; b < B; ++b) {
+            V::store(out + (b == B - 1 ? last : b * L), sum[b]);
+        }
     }
 }
 
-template <int L, Reduce R, bool kWeighted>
-RowFunction with_vectors(int count) {
+template <int L, Reduce R, Terms T>
+RowsFunction with_vectors(int count) {
     switch (count) {
         case 1:
-            return reduce_row<L, 1, R, kWeighted>;
+            return reduce_rows<L, 1, R, T>;
         case 2:
-            return reduce_row<L, 2, R, kWeighted>;
+            return reduce_rows<L, 2, R, T>;
         case 3:
-            return reduce_row<L, 3, R, kWeighted>;
+            return reduce_rows<L, 3, R, T>;
         case 4:
-            return reduce_row<L, 4, R, kWeighted>;
+            return reduce_rows<L, 4, R, T>;
         case 5:
-            return reduce_row<L, 5, R, kWeighted>;
+            return reduce_rows<L, 5, R, T>;
         case 6:
-            return reduce_row<L, 6, R, kWeighted>;
+            return reduce_rows<L, 6, R, T>;
         case 7:
-            return reduce_row<L, 7, R, kWeighted>;
+            return reduce_rows<L, 7, R, T>;
         case 8:
-            return reduce_row<L, 8, R, kWeighted>;
+            return reduce_rows<L, 8, R, T>;
         default:
-            return reduce_row<L, kMostVectors, R, kWeighted>;
+            return reduce_rows<L, kMostVectors, R, T>;
     }
 }
 
-template <Reduce R, bool kWeighted>
-RowFunction with_lanes(int lanes, int count) {
+template <Reduce R, Terms T>
+RowsFunction with_lanes(int lanes, int count) {
     switch (lanes) {
         case 1:
-            return with_vectors<1, R, kWeighted>(count);
+            return with_vectors<1, R, T>(count);
         case kNarrow:
-            return with_vectors<kNarrow, R, kWeighted>(count);
+            return with_vectors<kNarrow, R, T>(count);
         default:
-            return with_vectors<kWide, R, kWeighted>(count);
+            return with_vectors<kWide, R, T>(count);
     }
 }
 
-template <bool kWeighted>
-RowFunction row_function(Reduce reduce, int lanes, int count) {
+template <Terms T>
+RowsFunction rows_function(Reduce reduce, int lanes, int count) {
     switch (reduce) {
         case Reduce::kMax:
-            return with_lanes<Reduce::kMax, kWeighted>(lanes, count);
+            return with_lanes<Reduce::kMax, T>(lanes, count);
         case Reduce::kMin:
-            return with_lanes<Reduce::kMin, kWeighted>(lanes, count);
+            return with_lanes<Reduce::kMin, T>(lanes, count);
         default:
-            return with_lanes<Reduce::kSum, kWeighted>(lanes, count);
+            return with_lanes<Reduce::kSum, T>(lanes, count);
     }
 }
 
-// The columns that one RowFunction handles.
+// The columns that one RowsFunction handles.
 struct Block {
     Index start;
     Index last;
-    RowFunction run;
+    RowsFunction run;
 };
 
 constexpr int kMostBlocks = 64;
@@ -154,7 +181,7 @@ constexpr int kMostBlocks = 64;
 // Cuts `width` columns into blocks of vectors, as wide as fit. The last vector ends with the last
 // column, so no column is left over. Returns the number of entries of `blocks` that were filled,
 // and moves `start` behind them.
-template <bool kWeighted>
+template <Terms T>
 int cut(Index width, Reduce reduce, Index& start, Block* blocks) {
     const int lanes = width >= kWide ? kWide : width >= kNarrow ? kNarrow : 1;
     int count = 0;
@@ -165,11 +192,14 @@ int cut(Index width, Reduce reduce, Index& start, Block* blocks) {
         }
         const Index end = start + vectors * lanes;
         const Index last = (end < width ? end : width) - lanes - start;
-        blocks[count++] = {start, last,
-                           row_function<kWeighted>(reduce, lanes, static_cast<int>(vectors))};
+        blocks[count++] = {start, last, rows_function<T>(reduce, lanes, static_cast<int>(vectors))};
         start = end;
     }
     return count;
+}
+
+bool finishes(const Finish& finish) {
+    return finish.skip != nullptr || finish.bias != nullptr || finish.relu;
 }
 
 void finish_row(const Finish& finish, Index row, Index width, float scale, float* out) {
