@@ -47,6 +47,11 @@ class Http2:
     def __exit__(self, *_):
         self._socket.close()
 
+    def close(self):
+        """End the connection, also for a thread that reads or sends."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
     def head(self, path, count=1):
         """Begin `count` calls of a method and send no message; returns the last one's stream."""
         block = head_block(path)
