@@ -52,6 +52,8 @@ def simulate_workload(
     over all of them. Several are behind one front that routes by the rule `front`. `policy` may
     also name a baseline. Raises ConfigError for an unknown name.
     """
+    if not 0 < rho < float("inf"):
+        raise ConfigError(f"rho: {rho} must be finite and more than 0")
     device = device_of(config)
     setup = _setup(
         config, policy=policy, discipline=discipline, devices=devices, machines=machines,

@@ -9,7 +9,10 @@ import sys
 import pytest
 
 from bench.kit.servers import ROOT
+from serve.commands.simulate import simulate_workload
+from serve.config import load_config
 from serve.core.cluster.route import RULES
+from serve.errors import ConfigError
 
 
 @pytest.fixture
@@ -70,3 +73,12 @@ def test_the_rules_are_told():
     ).stdout  # fmt: skip
     line = next(line for line in told.splitlines() if "--front" in line)
     assert all(rule in line for rule in RULES)
+
+
+@pytest.mark.parametrize("rho", [0.0, float("inf"), float("nan")])
+def test_a_load_that_is_none_is_told(config, rho):
+    with pytest.raises(ConfigError, match=f"rho: {rho} must be finite and more than 0"):
+        simulate_workload(
+            load_config(config), "mine", rho, policy="slack", discipline="preemptive", requests=1,
+            seed=0, devices=1, machines=1, front="in_time", progress=lambda *_: None,
+        )  # fmt: skip
