@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 
 import grpc
+import numpy as np
 import pytest
 
 from bench.kit.waiting import PATIENCE_S, eventually
@@ -15,10 +16,12 @@ from serve.cluster.forwarding import OtherServers
 from serve.cluster.servers_file import write_servers
 from serve.config import ServerConfig
 from serve.core.types import Nanos, QoS, Task, TaskEstimate, TaskId
+from serve.errors import InvalidInput
 from serve.native import front_lacks
 from serve.rpc import server as rpc_server
-from serve.rpc.elsewhere import HOPS, Origin, is_movable, origin_of
+from serve.rpc.elsewhere import HOPS, PART, Origin, is_movable, origin_of
 from serve.rpc.server import GrpcServer
+from serve.server.split import IdHomes
 from serve.wire.messages import (
     INFER_METHOD,
     STREAM_METHOD,
@@ -239,6 +242,94 @@ def test_a_request_goes_on_with_its_own_token(tmp_path, front):
         with pytest.raises(grpc.RpcError) as caught:
             here.ask("sage")
         assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+IDS = np.array([7, 4, 9, 2])
+
+
+def splitting(nodes, parts, here=0):
+    """Have the servers hold parts 0 and 1 of a graph, and the nodes IDS be of `parts`."""
+    for part, node in enumerate(nodes):
+        node.engine.moving.room = node.engine.moving.room._replace(part=part)
+        node.engine.graphs = lambda name="": (SimpleNamespace(name="g"),)
+        homes = IdHomes(IDS, np.array(parts), here, 10**12)
+        node.engine.moving.homes = lambda call, homes=homes: homes
+
+
+def ask_split(node, **parameters):
+    message = encode_request(
+        "gcn", {"node_ids": IDS}, request_id="r",
+        parameters={"graph": "g", "split": "home", **parameters},
+    )  # fmt: skip
+    answer = node.infer.future(message, timeout=PATIENCE_S)
+    return decode_response(answer.result())
+
+
+def ids_of(call):
+    return np.frombuffer(call.tensors["node_ids"].data, np.int64).tolist()
+
+
+def test_the_nodes_of_another_part_are_sent_there(nodes):
+    here, there = nodes
+    splitting(nodes, [0, 1, 0, 1])
+    assert ask_split(here, priority=3, timeout=10**8).parameters["split_parts"] == 2
+    (mine,), (part,) = here.engine.calls, there.engine.calls
+    assert mine.split.own.tolist() == [0, 2]
+    assert (ids_of(part), part.version, part.hops, part.priority) == ([4, 2], "1", 1, 3)
+    assert part.is_part
+    assert part.seed == mine.seed is not None
+    # The promise of the whole, less what the way took.
+    assert 0 < part.qos_target_ns <= mine.qos_target_ns == 10**12
+    mine.split.others.end()
+    eventually(lambda: here.forwarding.counts["answered"] + here.forwarding.counts["failed"] == 1)
+    assert here.forwarding._places._value == forwarding.MOST_PASSED
+
+
+def test_what_lives_in_one_place_is_not_split(nodes):
+    here, there = nodes
+    for parts, node in (([0] * 4, HERE), ([1] * 4, THERE)):
+        splitting(nodes, parts)
+        found = ask_split(here).parameters
+        assert (found["node"], found["split_parts"]) == (node, 1)
+    assert [call.is_part for call in there.engine.calls] == [False]
+    # A server that does not know of the other answers all.
+    splitting(nodes, [0, 1, 0, 1])
+    write_servers(here.forwarding.file, [here.address])
+    here.forwarding.reload()
+    assert ask_split(here).parameters["split_parts"] == 1
+
+
+def test_a_request_that_is_refused_here_ends_its_parts(nodes):
+    here, there = nodes
+    splitting(nodes, [0, 1, 0, 1])
+    there.engine.hold_all = True
+    here.engine.refuse_with = InvalidInput("it is wrong")
+    with pytest.raises(grpc.RpcError, match="it is wrong"):
+        ask_split(here)
+    eventually(lambda: here.forwarding._places._value == forwarding.MOST_PASSED)
+    eventually(lambda: len(there.engine.cancelled) == len(there.engine.calls))
+    assert here.forwarding.counts["failed"] == 1
+
+
+def test_where_no_more_may_be_sent_all_nodes_stay(nodes):
+    here, there = nodes
+    splitting(nodes, [0, 1, 0, 1])
+    for _ in range(forwarding.MOST_PASSED):
+        here.forwarding._places.acquire()
+    assert ask_split(here).parameters["split_parts"] == 1
+    assert not there.engine.calls
+
+
+def test_a_part_that_is_refused_is_in_no_report(nodes):
+    here, there = nodes
+    metadata = ((HOPS, "1"), (PART, "5"))
+    for node, name in ((here, "none"), (there, "none")):
+        with pytest.raises(grpc.RpcError):
+            node.ask(name, metadata=metadata)
+        assert not node.engine.refusals
+    with pytest.raises(grpc.RpcError):
+        here.ask("none", metadata=metadata[1:])
+    assert here.engine.refusals == [("none", "UnknownName")]
 
 
 def test_what_lies_in_the_memory_of_this_host_stays():
