@@ -38,10 +38,14 @@ from serve.resources import configs_path
 from serve.scratch import temporary_folder
 from serve.sim.workload import BASELINES
 from serve.terminal import Console
+from serve.workload import PoolSpec
 
 if TYPE_CHECKING:
     from serve.server.api import ModelEstimate
     from serve.server.training.job_facts import TrainingEstimate
+
+#: The graphs of a simulated workload, unless others are asked for.
+_POOL = PoolSpec()
 
 app = typer.Typer(
     help="An inference server for graph neural networks that keeps a promise per request.",
@@ -313,6 +317,15 @@ def simulate_command(
     discipline: Annotated[str | None, typer.Option(help=f"{', '.join(DISCIPLINES)}.")] = None,
     requests: Annotated[int, typer.Option(min=1, help="The number of requests.")] = 1000,
     seed: Annotated[int, typer.Option(help="The seed of tasks and arrival times.")] = 0,
+    scale: Annotated[
+        float, typer.Option(help="The size of generated graphs relative to the real ones.")
+    ] = _POOL.scale,
+    max_nodes: Annotated[
+        int, typer.Option(min=1, help="The most nodes of a graph.")
+    ] = _POOL.max_nodes,
+    max_edges: Annotated[
+        int, typer.Option(min=0, help="The most edges of a graph.")
+    ] = _POOL.max_edges,
     devices: Annotated[
         int, typer.Option(min=1, help="The number of devices like this machine's.")
     ] = 1,
@@ -415,6 +428,7 @@ def simulate_command(
             discipline=discipline,
             requests=requests,
             seed=seed,
+            pool=PoolSpec(scale=scale, max_nodes=max_nodes, max_edges=max_edges),
             devices=devices,
             machines=machines,
             front=front,

@@ -41,6 +41,7 @@ def simulate_workload(
     discipline: str,
     requests: int,
     seed: int,
+    pool: PoolSpec,
     devices: int,
     machines: int,
     front: str,
@@ -48,9 +49,10 @@ def simulate_workload(
 ) -> SimReport:
     """Serve a workload on a virtual clock, with the times calibrated for `config`'s models.
 
-    There are `machines` servers, each with `devices` devices like this machine's; `rho` is the load
-    over all of them. Several are behind one front that routes by the rule `front`. `policy` may
-    also name a baseline. Raises ConfigError for an unknown name.
+    Its graphs have the sizes of those in `pool`. There are `machines` servers, each with `devices`
+    devices like this machine's; `rho` is the load over all of them. Several are behind one front
+    that routes by the rule `front`. `policy` may also name a baseline. Raises ConfigError for an
+    unknown name.
     """
     if not 0 < rho < float("inf"):
         raise ConfigError(f"rho: {rho} must be finite and more than 0")
@@ -60,7 +62,7 @@ def simulate_workload(
         front=front,
     )  # fmt: skip
     models = _servable(config)
-    tasks = workload_tasks(workload, GraphPool(PoolSpec()).refs, seed, models)
+    tasks = workload_tasks(workload, GraphPool(pool).refs, seed, models)
     names = sorted({task.model for task in tasks})
     estimators = offline_estimators(config, device, names, progress)
 

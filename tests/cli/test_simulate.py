@@ -30,12 +30,16 @@ def config(tmp_path):
     return path
 
 
+#: Of generated graphs, which otherwise take seconds to make.
+SMALL = ("--scale", "0.01", "--max-nodes", "300")
+
+
 def simulate(config, workload, *more):
     return subprocess.run(
         [
             sys.executable, "-m", "serve", "simulate", "--config", str(config), "--workload",
             workload, "--rho", "0.3", "--policy", "slack", "--discipline", "preemptive",
-            "--requests", "20", "--json", *more,
+            "--requests", "20", "--json", *SMALL, *more,
         ],
         cwd=ROOT, capture_output=True, text=True, timeout=250, check=False,
     )  # fmt: skip
@@ -45,7 +49,10 @@ def simulate(config, workload, *more):
 def test_a_mix_is_of_the_models_of_the_repository(config):
     done = simulate(config, "mix")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["requests"] == 20
+    found = json.loads(done.stdout)
+    assert found["requests"] == 20
+    smaller = json.loads(simulate(config, "mix", "--max-nodes", "100", "--max-edges", "0").stdout)
+    assert smaller["jct_mean_ns"] < found["jct_mean_ns"]
 
 
 def test_a_model_that_is_not_there_is_told_with_those_that_are(config):

@@ -65,4 +65,5 @@ def test_recordings_are_sent_and_simulated(command, server, tmp_path):
 
 @pytest.mark.parametrize("command", lines("simulate"))
 def test_simulations_run(command, tmp_path):
-    assert run_python(["-m", "serve", *command.split()[1:], "--requests", "100"], tmp_path)
+    asked = [*command.split()[1:], "--requests", "100", *SMALL.split()]
+    assert run_python(["-m", "serve", *asked], tmp_path)
