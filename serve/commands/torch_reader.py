@@ -18,7 +18,7 @@ def read_apart(module: str, order: msgspec.Struct, source: str, kind: type[Found
 
     Raises ModelError when it does not end, or ends without telling anything.
     """
-    command = [sys.executable, "-P", "-m", module]
+    command = [sys.executable, "-P", "-m", "serve.lane.reader", module]
     try:
         done = subprocess.run(
             command, input=msgspec.json.encode(order), stdout=subprocess.PIPE, timeout=READ_S

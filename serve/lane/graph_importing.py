@@ -1,6 +1,7 @@
 """Reads a graph of PyG for ``serve.commands.import_graph``, in a process of its own with torch.
 
-    echo '{"source": "a.pt", "target": "a.safetensors"}' | python -m serve.lane.graph_importing
+    echo '{"source": "a.pt", "target": "a.safetensors"}' |
+        python -m serve.lane.reader serve.lane.graph_importing
 
 `torch.load(weights_only=True)` runs no code that a file brings: it makes tensors, and objects of
 the classes of PyG that are named here or that PyG itself calls safe.
@@ -178,7 +179,3 @@ def dense(name: str, value: torch.Tensor, notes: list[str]) -> torch.Tensor:
 def _tell_left_out(names: list[str], notes: list[str]) -> None:
     if names:
         notes.append(f"left out, as graphs do not hold it: {', '.join(sorted(names))}")
-
-
-if __name__ == "__main__":
-    main()

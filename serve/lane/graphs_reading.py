@@ -1,6 +1,6 @@
 """Reads graphs of PyG for ``loadgen.graph_files``, in a process of its own with torch.
 
-    echo '{"sources": ["a.pt"], …}' | python -m serve.lane.graphs_reading
+    echo '{"sources": ["a.pt"], …}' | python -m serve.lane.reader serve.lane.graphs_reading
 
 A file holds a `Data`, a `HeteroData`, a list of them, or what PyG writes for an in-memory dataset.
 No code that a file brings is run, see ``graph_importing``.
@@ -115,7 +115,3 @@ def _num_nodes(graph: Data | HeteroData, store: Any, key: str | None) -> int | N
         return None  # attributes of the whole graph
     count = store.num_nodes
     return None if count is None else int(count)
-
-
-if __name__ == "__main__":
-    main()

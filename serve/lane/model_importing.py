@@ -1,6 +1,6 @@
 """Reads a trained model for ``serve.commands.import_model``, in a process of its own with torch.
 
-    echo '{"source": …, "target": …, …}' | python -m serve.lane.model_importing
+    echo '{"source": …, "target": …, …}' | python -m serve.lane.reader serve.lane.model_importing
 
 Weights are read by `torch.load(weights_only=True)`, which runs no code that a file brings. The
 factory's code does run, as it will when the model is served.
@@ -130,7 +130,3 @@ def _read_safetensors(source: Path) -> dict[str, torch.Tensor]:
         raise ConfigError(f"{source}: cannot be read as safetensors: {error}") from error
     same = {name: state[of] for name, of in left_out.items() if of in state and name not in state}
     return state | same
-
-
-if __name__ == "__main__":
-    main()

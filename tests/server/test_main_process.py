@@ -38,6 +38,23 @@ def test_lanes_start_without_compiler_and_data_sets_and_can_still_use_them():
     subprocess.run([sys.executable, "-c", LANE], check=True)
 
 
+READER = """
+import sys, types
+from serve.lane import reader
+def carried_out():
+    assert "torch._dynamo" not in sys.modules
+    print("torch_geometric" in sys.modules)
+sys.modules["an_order"] = types.SimpleNamespace(main=carried_out)
+sys.argv[1:] = ["an_order"]
+reader.main()
+"""
+
+
+def test_files_are_read_without_compiler():
+    done = subprocess.run([sys.executable, "-c", READER], capture_output=True, check=True)
+    assert done.stdout == b"True\n"
+
+
 FORKS = """
 import gc, os
 from serve.lane import preload
