@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from bench.kit.servers import ServerProcess
+from serve.collector import imports_uncollected
 from tests.failures import pytest_configure
 
 __all__ = ["pytest_configure"]
@@ -51,6 +52,13 @@ settings.load_profile("tests")
 ServerProcess.lane_niceness = 0
 ServerProcess.models_write = True
 ServerProcess.front = os.environ.get("FRONT")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Import all test modules without searches for garbage, of which each goes through them all."""
+    with imports_uncollected():
+        return (yield)
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
