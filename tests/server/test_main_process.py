@@ -76,6 +76,30 @@ def test_lanes_share_what_the_fork_server_imported_but_not_its_random_numbers():
     subprocess.run([sys.executable, "-c", FORKS], check=True)
 
 
+MEASURED = """
+import sys
+from serve.lane import preload
+from serve.lane.executors.choose import ExecutorOptions, choose
+from serve.lane.executors.check import takes_narrow_edges
+from serve.lane.measure.calibrate import calibrate
+from serve.lane.measure.probe_signature import probe_signature
+from serve.lane.measure.where_measured import Processor
+from serve.lane.models.loader import load_model
+from serve.models.repository import find
+from serve.resources import configs_path
+model = load_model(find(configs_path() / "models", "gcn"))
+signature = probe_signature(model)
+fast = choose(model, signature, ExecutorOptions("csr")).loaded
+assert takes_narrow_edges(fast, signature, Processor())
+calibrate(fast, signature, budget_s=0.01, max_bytes=1 << 24)
+assert "torch._dynamo" not in sys.modules
+"""
+
+
+def test_models_are_measured_without_compiler():
+    subprocess.run([sys.executable, "-c", MEASURED], check=True)
+
+
 FILES = """
 import resource
 _, most = resource.getrlimit(resource.RLIMIT_NOFILE)

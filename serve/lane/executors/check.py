@@ -153,6 +153,11 @@ def _agree_but_for_room(found: torch.Tensor, expected: torch.Tensor) -> bool:
 class _NoLargeIntegers(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Raises OverflowError for an int32 result that may be much larger than what it is made of."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False: torch would import its compiler to keep it from compiling this class."""
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
