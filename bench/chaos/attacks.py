@@ -4,11 +4,13 @@ import random
 import socket
 import ssl
 import time
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from typing import Any
 
 import grpc
+import numpy as np
 
 from bench.chaos.client import connect
 from bench.chaos.world import World
@@ -22,7 +24,7 @@ from bench.kit.http2_frames import (
     prefixed,
     reset,
 )
-from serve.wire.messages import INFER_METHOD
+from serve.wire.messages import INFER_METHOD, encode_request
 
 _MIB = 1 << 20
 
@@ -108,6 +110,23 @@ class Attacker:
                     one = socket.create_connection(("127.0.0.1", self._ports[0]), timeout=5)
                     stack.enter_context(one)
             time.sleep(hold_s)
+
+    def beyond_its_limits(self, calls: int = 2000) -> Counter[str]:
+        """Send more requests than its tenant may, by one connection; returns how they ended."""
+        return self._flood(calls, self._token)
+
+    def wrong_tokens(self, calls: int = 2000) -> Counter[str]:
+        """Send requests with a token that nobody has, by one connection; returns how they ended."""
+        return self._flood(calls, "gnn_nobody")
+
+    def _flood(self, calls: int, token: str) -> Counter[str]:
+        x, edges = np.zeros((3, 32), np.float32), np.zeros((2, 1), np.int64)
+        message = encode_request("gcn", {"x": x, "edge_index": edges})
+        metadata = (("authorization", f"Bearer {token}"),)
+        with connect(self._world, f"127.0.0.1:{self._ports[0]}") as channel:
+            infer: Any = channel.unary_unary(INFER_METHOD)
+            sent = [infer.future(message, timeout=60, metadata=metadata) for _ in range(calls)]
+            return Counter(str(one.code().name) for one in sent)
 
     def _infer(self, message: bytes, compression: grpc.Compression) -> str:
         target = f"127.0.0.1:{self._ports[0]}"

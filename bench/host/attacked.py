@@ -3,10 +3,12 @@
     python -m bench.host.attacked [--quick] [--rounds N]
 
 A client asks the demo's GCN at a fixed pace, in turns alone and while another process attacks as
-``bench.chaos.attacks`` does, again and again: with TLS, a token, and the addresses of this machine
-alone. That process has the lowest priority, as its own work would else be what is measured on a
-machine that both share. `over_alone` of an attack has the median of the rounds' p99 beside it ÷
-alone, with a 95 % bootstrap interval. A request that is not answered ends the bench with its error.
+``bench.chaos.attacks`` does, again and again: with TLS, a token of another tenant, which has limits
+(16 requests in the queue, 200 a second), and the addresses of this machine alone. Floods of whole
+requests come by one connection. That process has the lowest priority, as its own work would else be
+what is measured on a machine that both share. `over_alone` of an attack has the median of the
+rounds' p99 beside it ÷ alone, with a 95 % bootstrap interval. A request that is not answered ends
+the bench with its error.
 """
 
 import argparse
@@ -40,6 +42,8 @@ ATTACKS: dict[str, tuple[str, dict[str, int]]] = {
     "random bytes": ("garbage", {"connections": 100}),
     "16 MiB of empty tensors": ("empties", {}),
     "80 MiB of zeros in 80 KB": ("gzip_bomb", {}),
+    "requests beyond its tenant's limits": ("beyond_its_limits", {"calls": 2000}),
+    "wrong tokens": ("wrong_tokens", {"calls": 2000}),
 }
 _LOWEST_PRIORITY = 19
 SCRIPT = Script(
