@@ -79,6 +79,8 @@ class CudaLibrary:
         self._upload.argtypes = [pointer, pointer, code, pointer, size]
         self._download = library.gnnserve_cuda_download
         self._download.argtypes = [pointer, pointer, pointer, size]
+        #: Address of what does all of a captured run's task, for ``lane.cuda.replayer.Replayer``.
+        self.replay_task = ctypes.cast(library.gnnserve_cuda_replay_task, pointer).value or 0
         self._finish = library.gnnserve_cuda_finish
         self._finish.argtypes = [pointer, pointer]
         self._gather = library.gnnserve_cuda_gather

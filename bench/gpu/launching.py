@@ -5,8 +5,10 @@
 It is the processor time of the thread that launches, which waits for the device between rounds. The
 run is a GCN of 8 × 256 on `csr`, whose operators are also told together. A task is what a lane does
 for a request: copies up, the run, the copy back and the wait for it; the kernels are launched or
-replayed. With `--dry` launches do nothing: a library of empty functions, which `cc` compiles,
-stands in for CUDA's. Needs the extension, msgspec and safetensors.
+replayed. A packet is a request from the server's packet to the answer, in a lane as the server has
+it: launched, replayed by Python, and replayed by the loop that needs none. With `--dry` launches do
+nothing: a library of empty functions, which `cc` compiles, stands in for CUDA's. Needs the
+extension, msgspec and safetensors.
 """
 
 import argparse
@@ -14,6 +16,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,7 @@ from typing import Any
 import torch
 
 from bench.gpu.kit import MODELS, Result, Rig, graph, run, spread
+from bench.gpu.served_lane import ServedLane, written_gcn
 from bench.kit.architectures import wrap
 from serve.lane.cuda.buckets import bucket
 from serve.lane.cuda.capturing import Recorder
@@ -52,6 +56,7 @@ def body(result: Result, arguments: argparse.Namespace) -> None:
         found = {name: host_us(rig, work, rounds) for name, work in ways.items()}
         if not rig.dry:
             found |= rig.lanes(1)[0].call(of_tasks, rig, csr, rounds)
+    found |= of_packets(rig, rounds)
     result.put("host_us", {name: spread(times, 2) for name, times in found.items()})
 
 
@@ -74,6 +79,33 @@ def of_tasks(rig: Rig, model: LoadedModel, rounds: int) -> dict[str, list[float]
     }  # fmt: skip
     with torch.inference_mode():
         return {name: host_us(rig, work, rounds) for name, work in ways.items()}
+
+
+def of_packets(rig: Rig, rounds: int) -> dict[str, list[float]]:
+    """Return microseconds of a lane's thread for each packet, the ways taking turns."""
+    inputs, asked = graph(NODES, EDGES, WIDTH), 2 if rig.dry else CALLS
+    ways = {
+        "a packet, launched": (False, True),
+        "a packet, replayed by Python": (True, True),
+        "a packet, replayed": (True, False),
+    }
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as until_end:
+        spec, signature = written_gcn(Path(folder), WIDTH, LAYERS)
+        lanes = {
+            name: until_end.enter_context(
+                ServedLane(rig, spec, signature, inputs, replays=replays, by_python=by_python)
+            )
+            for name, (replays, by_python) in ways.items()
+        }
+        found: dict[str, list[float]] = {name: [] for name in ways}
+        for number in range(rounds + 1):
+            for name, lane in lanes.items():
+                started_ns = lane.cpu_ns()
+                for _ in range(asked):
+                    lane.ask()
+                if number:  # the first one captures
+                    found[name].append((lane.cpu_ns() - started_ns) / asked / 1e3)
+    return found
 
 
 def idle_kernels() -> dict[str, Any]:

@@ -7,18 +7,15 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "copy.hpp"
 #include "errors.cuh"
 #include "simt.cuh"
 
 namespace {
 
+using gnnserve::Copy;
+using gnnserve::Replay;
 using gnnserve::told;
-
-// `bytes` from one address to another, one of them on the device.
-struct Copy {
-    std::uint64_t to, from;
-    std::int64_t bytes;
-};
 
 // A lane's way to the device and back: the streams of its copies and the events that order them.
 struct Route {
@@ -128,6 +125,28 @@ cudaError_t finished(const Route& route, cudaStream_t stream) {
     return error;
 }
 
+// Fills a captured run's places, launches it and waits for the answer. The run that used these
+// places last was waited for, so nothing on the device is older than this.
+cudaError_t replayed(const Route& route, const Replay& replay) {
+    const auto stream = static_cast<cudaStream_t>(replay.stream);
+    cudaError_t error = uploaded(route, stream, false, replay.up, replay.up_count);
+    for (std::int64_t i = 0; i < replay.spare_count && error == cudaSuccess; ++i) {
+        const gnnserve::Fill& fill = replay.spare[i];
+        error = cudaMemsetAsync(reinterpret_cast<void*>(fill.to), static_cast<int>(fill.value),
+                                static_cast<std::size_t>(fill.bytes), stream);
+    }
+    if (error == cudaSuccess) {
+        error = cudaGraphLaunch(static_cast<cudaGraphExec_t>(replay.graph), stream);
+    }
+    if (error == cudaSuccess) {
+        error = downloaded(route, stream, replay.down, replay.down_count);
+    }
+    if (error != cudaSuccess) {
+        (void)finished(route, stream);
+    }
+    return error;
+}
+
 }  // namespace
 
 // Opens a lane's way to the device and back over these two streams; it is never closed.
@@ -160,4 +179,9 @@ GNNSERVE_EXPORT int gnnserve_cuda_download(const void* route, void* stream, cons
 // Waits for everything on the stream and on those of the route.
 GNNSERVE_EXPORT int gnnserve_cuda_finish(const void* route, void* stream) {
     return told(finished(*static_cast<const Route*>(route), static_cast<cudaStream_t>(stream)));
+}
+
+// Does all that a task of a captured run needs of its device; see gnnserve::ReplayTask.
+GNNSERVE_EXPORT int gnnserve_cuda_replay_task(const void* route, const Replay* replay) {
+    return told(replayed(*static_cast<const Route*>(route), *replay));
 }

@@ -19,6 +19,10 @@ class LaneChannel:
         """Wait for the next message; returns None when the server is gone."""
         return passing.receive(self._channel)
 
+    def fileno(self) -> int:
+        """Return the socket's descriptor."""
+        return self._channel.fileno()
+
     def is_idle(self) -> bool:
         """Return True when no message waits to be read."""
         try:

@@ -63,12 +63,17 @@ class Lane:
         measures = self._place.meter is not None
         try:
             self._channel.send(LaneStarted(os.getpid(), measures, self._unconfined))
-            while (message := self._channel.receive()) is not None:
+            while (message := self._next()) is not None:
                 if isinstance(message, Stop):
                     return
                 self.handle(message)
         except (BrokenPipeError, ConnectionResetError):
             return  # the server went before it had an answer
+
+    def _next(self) -> messages.ToLane | None:
+        """Wait for the next message that the place does not answer by itself."""
+        self._place.wait()
+        return self._channel.receive()
 
     def handle(self, message: messages.ToLane) -> None:
         """Do what the message asks and send the answer."""

@@ -51,6 +51,13 @@ class Place(Protocol):
         """Counts the memory of runs and limits it; None when nothing does."""
         ...
 
+    def wait(self) -> None:
+        """Return at the latest when a packet waits that the lane must handle.
+
+        A place may answer others meanwhile.
+        """
+        ...
+
     def run(self, task: RunTask, model: HeldModel) -> TaskDone | TaskError:
         """Run the task until it ends, fails or is stopped; a model's errors become the answer."""
         ...

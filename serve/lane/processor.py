@@ -77,6 +77,9 @@ class ProcessorPlace:
         #: Memory left behind as reported last.
         self._reported_bytes = 0
 
+    def wait(self) -> None:
+        """See ``Place``; all packets are the lane's."""
+
     def run(self, task: RunTask, model: HeldModel) -> TaskDone | TaskError:
         """See ``Place``. The stop word and its signal may end the run at any instruction."""
         try:

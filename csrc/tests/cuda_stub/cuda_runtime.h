@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -41,6 +42,8 @@ inline std::string named(char kind, const void* address) {
     return name;
 }
 inline std::uintptr_t events = 0;
+// What launching a graph does.
+inline std::function<void()> graph;
 
 inline cudaError_t end_of(const char* call) {
     if (fails != call) {
@@ -84,6 +87,9 @@ inline cudaError_t cudaGraphInstantiate(cudaGraphExec_t*, cudaGraph_t, std::uint
 }
 inline cudaError_t cudaGraphDestroy(cudaGraph_t) { return cuda_stub::end_of("cudaGraphDestroy"); }
 inline cudaError_t cudaGraphLaunch(cudaGraphExec_t, cudaStream_t) {
+    if (cuda_stub::graph) {
+        cuda_stub::graph();
+    }
     return cuda_stub::end_of("cudaGraphLaunch");
 }
 inline cudaError_t cudaGraphExecDestroy(cudaGraphExec_t) {
@@ -119,4 +125,9 @@ inline cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes
     cuda_stub::said.push_back(cuda_stub::named('s', stream) + " copies " + std::to_string(bytes));
     std::memcpy(to, from, bytes);
     return cuda_stub::end_of("cudaMemcpyAsync");
+}
+inline cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t stream) {
+    cuda_stub::said.push_back(cuda_stub::named('s', stream) + " fills " + std::to_string(bytes));
+    std::memset(to, value, bytes);
+    return cuda_stub::end_of("cudaMemsetAsync");
 }

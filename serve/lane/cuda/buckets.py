@@ -44,6 +44,16 @@ def _doubled(least: int, count: int) -> int:
     return least
 
 
+def served_counts(sizing: Sizing, symbol: str, room: int) -> tuple[int, int]:
+    """Return the least and the most whose bucket has that room for what the symbol counts.
+
+    Both are 0 for no room: no input tells of the symbol then.
+    """
+    smaller = (room // 4 * 3, room // 3 * 2, room // 2)
+    rooms = (bucket_counts(sizing, {symbol: count})[symbol] for count in smaller)
+    return max((each + 1 for each in rooms if each < room), default=0), room
+
+
 def bucket(sizing: Sizing, inputs: Iterable[RunInput], counts: Counts) -> tuple[RunInput, ...]:
     """Return the inputs of the bucket for a graph with these counts.
 

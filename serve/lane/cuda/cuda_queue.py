@@ -10,6 +10,7 @@ import torch
 
 from serve.lane.cuda.partition import Partition
 from serve.lane.cuda.queues import HotRows, Pairs
+from serve.lane.cuda.replayer import Replayer
 from serve.lane.cuda.replays import Captured
 from serve.lane.cuda.streams import StreamKind
 from serve.native_cuda import GATHER_THREADS, CopyList, CudaError, CudaLibrary
@@ -74,14 +75,14 @@ class _CudaGraph:
         outputs: tuple[torch.Tensor, ...],
         queue: "CudaQueue",
     ) -> None:
-        self._library, self._graph, self._queue = library, graph, queue
+        self._library, self.handle, self._queue = library, graph, queue
         self.outputs = outputs
 
     def launch(self) -> None:
-        self._library.replay(self._graph, self._queue.stream)
+        self._library.replay(self.handle, self._queue.stream)
 
     def forget(self) -> None:
-        self._library.forget(self._graph)
+        self._library.forget(self.handle)
 
 
 class CudaQueue:
@@ -160,6 +161,11 @@ class CudaQueue:
                 library.forget(library.end_capture(stream))
             raise
         return _CudaGraph(library, library.end_capture(stream), outputs, self)
+
+    def replayer(self) -> Replayer:
+        """See ``Queue``."""
+        streams = {kind: stream.cuda_stream for kind, stream in self._streams.items()}
+        return Replayer(self._library.replay_task, self._route, streams)
 
     def gather(
         self,

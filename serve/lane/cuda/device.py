@@ -1,6 +1,7 @@
 """The device that the lanes of one process share: its memory, its queues and its models."""
 
 import ctypes
+import itertools
 import logging
 import mmap
 import os
@@ -14,7 +15,7 @@ import torch
 
 from serve.ipc.messages import LoadModel
 from serve.ipc.setup import DevicePlace, LaneSetup
-from serve.lane.cuda.arena import DeviceArena
+from serve.lane.cuda.arena import DeviceArena, LaneMemory
 from serve.lane.cuda.cuda_queue import Copies, CudaQueue, Pinned
 from serve.lane.cuda.graph_kernels import use_graph_kernels
 from serve.lane.cuda.hot_rows import HotKeeper
@@ -33,6 +34,8 @@ _log = logging.getLogger(__name__)
 _CONNECTIONS = "32"
 #: A task is urgent when another one takes at least this many times as long.
 _SHORT_FACTOR = 2
+#: The most lanes of a device.
+_MOST_LANES = 64
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,7 @@ class CudaDevice:
         if not kernels.UNAVAILABLE:
             use_graph_kernels()
         if place.stages:
-            _pin(pool, pinned, setup.name)
+            pin(pool, pinned, setup.name)
         _log.info(
             "%s: %d MiB of %s",
             setup.name,
@@ -101,6 +104,14 @@ class CudaDevice:
 
         hot = HotKeeper(tables, open_queue)
         return cls(device, arena, open_queue, tables, hot, place, pinned=pinned)
+
+    def memory_of_captures(self) -> LaneMemory | None:
+        """Return a permanent buffer for a lane's captured runs; None where torch places memory."""
+        if self.arena is None:
+            return None
+        held = self.arena.add_lane()
+        held.hold(self.place.replay_bytes)
+        return held
 
     def unplanned_bytes(self) -> int:
         """Return the memory held for good beyond what was planned, weights and hot sets.
@@ -121,24 +132,32 @@ class Urgency:
     """Expected run times on the device now, to decide which tasks are urgent.
 
     A target is a multiple of a task's own time. A short task has the least time to wait; a long one
-    loses the least by letting it go first.
+    loses the least by letting it go first. Lanes' loops without Python do the same
+    (csrc/cuda/lane_loop.cpp): each writes its own number only, and reads the others' as they are.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._run_ns: dict[object, int] = {}
+        self._numbers = itertools.count()
+        #: Expected time of each lane's task, 0 for none.
+        self.run_times = (ctypes.c_int64 * _MOST_LANES)()
 
-    def begin(self, lane: object, run_ns: int) -> bool:
+    def add_lane(self) -> int:
+        """Return the number of another lane; raises ValueError when there are too many."""
+        number = next(self._numbers)
+        if number >= _MOST_LANES:
+            raise ValueError(f"{number + 1} lanes share a device; there can be {_MOST_LANES}")
+        return number
+
+    def begin(self, lane: int, run_ns: int) -> bool:
         """Note that the lane starts a task; returns True when it is urgent."""
-        with self._lock:
-            longest_ns = max(self._run_ns.values(), default=0)
-            self._run_ns[lane] = run_ns
-        return 0 < run_ns * _SHORT_FACTOR <= longest_ns
+        times = self.run_times[:]
+        times[lane] = 0
+        self.run_times[lane] = run_ns
+        return 0 < run_ns * _SHORT_FACTOR <= max(times)
 
-    def end(self, lane: object) -> None:
+    def end(self, lane: int) -> None:
         """Note that the lane's task ended, if it had one."""
-        with self._lock:
-            self._run_ns.pop(lane, None)
+        self.run_times[lane] = 0
 
 
 @dataclass
@@ -192,7 +211,7 @@ class SharedModels:
                 del self._weights[key]
 
 
-def _pin(pool: mmap.mmap, pinned: Pinned, name: str) -> None:
+def pin(pool: mmap.mmap, pinned: Pinned, name: str) -> None:
     """Pin the shared pool, the source of every copy of a request to the device."""
     try:
         pinned.register(ctypes.addressof(ctypes.c_char.from_buffer(pool)), len(pool))

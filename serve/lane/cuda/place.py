@@ -33,6 +33,7 @@ from serve.lane.cuda.arena import ALIGNMENT_BYTES
 from serve.lane.cuda.capturing import replay_most
 from serve.lane.cuda.device import CudaDevice
 from serve.lane.cuda.gather_threads import find_threads
+from serve.lane.cuda.packet_loop import PacketLoop
 from serve.lane.cuda.placed_model import ArenaSite, PlacedModel, load_on
 from serve.lane.cuda.recurring_runs import RecurringRuns
 from serve.lane.cuda.streams import StreamKind
@@ -74,6 +75,7 @@ class CudaPlace:
         self._stop_word = stop_word
         self._device = device
         self._queue = device.open_queue()
+        self._number = device.urgency.add_lane()
         #: None when the device has no memory for captured runs.
         self._recurring: RecurringRuns | None = None
         #: ``MemoryTaken`` as reported last.
@@ -83,12 +85,18 @@ class CudaPlace:
         self._gather_threads: dict[str, int] = {}
         self._warm_libraries()
         if device.place.replay_bytes:
-            held = None if device.arena is None else device.arena.add_lane()
-            if held is not None:
-                held.hold(device.place.replay_bytes)
+            held = device.memory_of_captures()
+            times, replayer = device.urgency.run_times, self._queue.replayer()
+            loop = PacketLoop(channel.fileno(), pool, times, self._number, replayer)
             self._recurring = RecurringRuns(
-                self._queue, held, self._tensors, self._models, self._end_or_leave
-            )
+                self._queue, held, self._tensors, self._models, self._end_or_leave,
+                device.capturing, loop,
+            )  # fmt: skip
+
+    def wait(self) -> None:
+        """See ``Place``."""
+        if self._recurring is not None:
+            self._recurring.wait()
 
     def run(self, task: RunTask, model: HeldModel) -> TaskDone | TaskError:
         """See ``Place``."""
@@ -97,7 +105,7 @@ class CudaPlace:
             with ExitStack() as until_end:
                 answer = self._run(task, model, until_end)
         finally:
-            self._device.urgency.end(self)
+            self._device.urgency.end(self._number)
         # The device has ended the run; only reference cycles can still hold its tensors.
         if self.meter is not None and self.meter.clear():
             gc.collect()
@@ -174,7 +182,7 @@ class CudaPlace:
 
     def _stream_for(self, task: RunTask) -> StreamKind:
         """Return the stream for a task that begins now."""
-        urgent = self._device.urgency.begin(self, task.run_ns)
+        urgent = self._device.urgency.begin(self._number, task.run_ns)
         if task.bounded and StreamKind.BOUNDED in self._queue.kinds:
             return StreamKind.BOUNDED
         return StreamKind.URGENT if urgent else StreamKind.ORDINARY
@@ -237,11 +245,8 @@ class CudaPlace:
         """Capture a run that recurs, when no other lane captures one."""
         if isinstance(answer, TaskError):
             gc.collect()
-        if self._recurring is not None and self._device.capturing.acquire(blocking=False):
-            try:
-                self._recurring.replays.capture_due(idle=self._channel.is_idle())
-            finally:
-                self._device.capturing.release()
+        if self._recurring is not None:
+            self._recurring.capture_due(self._channel.is_idle)
 
     def load(self, message: LoadModel) -> LoadedModel:
         """See ``Place``."""
@@ -259,8 +264,9 @@ class CudaPlace:
             self._gather_threads[message.key] = message.gather_threads
         if self._recurring is not None:
             self._recurring.expect(
-                message.key, message.replay_most, any_size=message.replay_any_size
-            )
+                message.key, message.replay_most, any_size=message.replay_any_size,
+                rows=message.signature.rows,
+            )  # fmt: skip
         self._tell_memory(f"model {message.key}: loaded")
         return model
 
@@ -329,10 +335,7 @@ class CudaPlace:
             sizing_of(model.spec.interface)
         except ValueError as error:
             return Replaying(reason=f"runs are not captured: {error}")
-        reason = f"captured for exact sizes only: the executor is {model.executor}"
-        if trial is not None and model.executor == "csr":
-            why = needs_exact_sizes(with_executor(trial, "csr"), signature)
-            reason = f"captured for exact sizes only: {why}" if why else ""
+        reason = _why_exact(model.executor, signature, trial)
         any_size = trial is not None and not reason
         recorder = self._recurring.recorder
         most, why_none = replay_most(model, signature, recorder, site, any_size=any_size)
@@ -355,9 +358,19 @@ class CudaPlace:
         """See ``Place``."""
         model = load_on(spec, self._device.torch_device, executor)
         placed = PlacedModel.of(model, self._queue)
-        if self.meter is None:
-            return placed, Processor()
-        return placed, ArenaSite(self._queue, self.meter)
+        meter = self.meter
+        return placed, Processor() if meter is None else ArenaSite(self._queue, meter)
+
+
+def _why_exact(executor: str, signature: Signature, trial: LoadedModel | None) -> str:
+    """Say why a model's runs are captured for exact sizes only; empty when they are not.
+
+    `trial` is used up.
+    """
+    why = f"the executor is {executor}"
+    if trial is not None and executor == "csr":
+        why = needs_exact_sizes(with_executor(trial, "csr"), signature)
+    return f"captured for exact sizes only: {why}" if why else ""
 
 
 def _gathered_bytes(gather: GatherRef) -> tuple[int, ...]:

@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
+from weakref import WeakValueDictionary
 
 import torch
 
+from serve.lane.cuda.replayer import Replayer, host_replayer
 from serve.lane.cuda.replays import Captured
 from serve.lane.cuda.streams import UNPARTITIONED, StreamKind
 from serve.native_cuda import GATHER_THREADS
@@ -63,6 +65,10 @@ class Queue(Protocol):
         """
         ...
 
+    def replayer(self) -> Replayer:
+        """Return what replays this queue's captures without Python."""
+        ...
+
     def gather(
         self,
         table: torch.Tensor,
@@ -109,6 +115,7 @@ class HostQueue:
     def __init__(self, *, bounded: bool = False) -> None:
         """`bounded`: as if there were multiprocessors reserved for short runs."""
         self.kinds: Sequence[StreamKind] = tuple(StreamKind) if bounded else UNPARTITIONED
+        self._captured: WeakValueDictionary[int, _Repeated] = WeakValueDictionary()
 
     @contextmanager
     def running(self, kind: StreamKind = StreamKind.ORDINARY) -> Iterator[None]:
@@ -126,7 +133,15 @@ class HostQueue:
 
     def capture(self, work: Callable[[], tuple[torch.Tensor, ...]]) -> Captured:
         """See ``Queue``; `work` runs at once, and again at each launch, into the same tensors."""
-        return _Repeated(work)
+        run = _Repeated(work)
+        self._captured[run.handle] = run
+        return run
+
+    def replayer(self) -> Replayer:
+        """See ``Queue``; it needs Python after all."""
+        return host_replayer(
+            lambda handle: self._captured[handle].launch(), dict.fromkeys(self.kinds, 0)
+        )
 
     def gather(
         self,
@@ -168,6 +183,7 @@ class _Repeated:
     def __init__(self, work: Callable[[], tuple[torch.Tensor, ...]]) -> None:
         self._work = work
         self.outputs = work()
+        self.handle = id(self)
 
     def launch(self) -> None:
         with torch.inference_mode():

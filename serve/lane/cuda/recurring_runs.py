@@ -1,7 +1,8 @@
 """Runs of a lane that recur: captured while the lane is idle, replayed from then on."""
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -10,12 +11,14 @@ from serve.ipc.messages import GatherRef, Part, RunTask, TaskDone
 from serve.lane.cuda.arena import LaneMemory
 from serve.lane.cuda.buckets import bucket, fill
 from serve.lane.cuda.capturing import Recorder
+from serve.lane.cuda.packet_loop import PacketLoop
 from serve.lane.cuda.queues import Queue
 from serve.lane.cuda.replays import FixedRun, Replays, RunInput, RunShape
 from serve.lane.cuda.streams import StreamKind
 from serve.lane.models.loader import LoadedModel
 from serve.lane.models.sizing import Counts, Sizing, sizing_of
 from serve.lane.task import PoolTensors, Wanted
+from serve.models.model_signature import Rows
 from serve.native_cuda import CudaError
 
 #: Uploads what gathering needs; what it returns gathers a sample's features, float32 [N, F].
@@ -36,6 +39,8 @@ class _Expected:
     any_size: bool
     interface: Interface | None
     sizing: Sizing
+    #: It answers for each node, or declares its outputs.
+    rows_told: bool
 
 
 class RecurringRuns:
@@ -48,8 +53,12 @@ class RecurringRuns:
         tensors: PoolTensors,
         models: Mapping[str, LoadedModel],
         end_failed: EndFailed,
+        capturing: threading.Lock,
+        loop: PacketLoop,
     ) -> None:
-        """`memory` is a permanent buffer for captures (``LaneMemory.hold``).
+        """`capturing` is ``CudaDevice.capturing``; `loop` replays without Python what it can.
+
+        `memory` is a permanent buffer for captures (``LaneMemory.hold``).
 
         It is None when torch places memory. `models` are those that the lane holds, by key.
         """
@@ -57,16 +66,43 @@ class RecurringRuns:
         self.replays = Replays(self._capture)
         self._queue, self._tensors = queue, tensors
         self._models, self._end_failed = models, end_failed
+        self._capturing = capturing
+        #: None where all is Python's, as benches have it.
+        self._loop: PacketLoop | None = loop
         self._expected: dict[str, _Expected] = {}
 
-    def expect(self, key: str, replay_most: int, *, any_size: bool = False) -> None:
+    def expect(
+        self, key: str, replay_most: int, *, any_size: bool = False, rows: Rows = "node"
+    ) -> None:
         """Capture runs of that model up to its ``Calibration.replay_most``.
 
-        With `any_size`, for buckets of sizes.
+        With `any_size`, for buckets of sizes. `rows` is what the model has a row of output for.
         """
         interface = self._models[key].spec.interface
         if replay_most:
-            self._expected[key] = _Expected(replay_most, any_size, interface, sizing_of(interface))
+            told = interface is not None or rows == "node"
+            sizing = sizing_of(interface)
+            self._expected[key] = _Expected(replay_most, any_size, interface, sizing, told)
+
+    def wait(self) -> None:
+        """Answer by captured runs, without Python, until a packet is Python's."""
+        if self._loop is None:
+            return
+        while self._loop.serve(until_idle=self.replays.is_due) and self.capture_due(lambda: True):
+            pass
+
+    def capture_due(self, is_idle: Callable[[], bool]) -> bool:
+        """Capture what is due; returns False when another lane captures now.
+
+        Call it between two runs. `is_idle` tells whether no packet waits.
+        """
+        if not self._capturing.acquire(blocking=False):
+            return False
+        try:
+            self.replays.capture_due(idle=is_idle())
+        finally:
+            self._capturing.release()
+        return True
 
     def forget(self, key: str) -> None:
         """Free the captured runs of that model."""
@@ -123,6 +159,8 @@ class RecurringRuns:
         """Gather the features of samples to their places."""
         # All is uploaded before the first is gathered: later copies would wait for it.
         begun = [None if part.gather is None else begin_gather(part.gather) for part in task.parts]
+        if not any(begun):
+            return  # also of a model that has no `x`
         first = 0
         for part, gathered in zip(task.parts, begun, strict=True):
             rows = _shapes(part)["x"][0]
@@ -147,7 +185,13 @@ class RecurringRuns:
         return RunShape(task.key, inputs, kind, is_bucket=True)
 
     def _capture(self, shape: RunShape) -> FixedRun:
-        return self.recorder.capture(self._models[shape.key], shape.inputs, shape.kind)
+        model, expected = self._models[shape.key], self._expected[shape.key]
+        run = self.recorder.capture(model, shape.inputs, shape.kind)
+        if self._loop is None or not expected.rows_told:
+            return run
+        checked = model.spec.check_output != "off"
+        looped = self._loop.add(shape, run, expected.most, expected.interface, checked=checked)
+        return replace(run, looped=looped)
 
 
 def _answers(

@@ -51,6 +51,8 @@ class Captured(Protocol):
 
     #: Output tensors of every launch.
     outputs: tuple[torch.Tensor, ...]
+    #: The capture as a ``Replayer`` knows it.
+    handle: int
 
     def launch(self) -> None:
         """Start the run on the current stream; raises CudaError."""
@@ -61,6 +63,21 @@ class Captured(Protocol):
         ...
 
 
+class Looped(Protocol):
+    """A captured run that a loop replays by itself, see ``packet_loop``."""
+
+    def drop(self) -> None:
+        """Have the loop replay it no more."""
+        ...
+
+    def used_again(self) -> int:
+        """Return how many runs the loop had replayed when it replayed this one last.
+
+        Returns 0 when that was asked before and it was not replayed since.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class FixedRun:
     """A captured run and the tensors it reads, to be filled before each launch."""
@@ -68,6 +85,13 @@ class FixedRun:
     inputs: Mapping[str, torch.Tensor]
     captured: Captured
     sizing: Sizing = SHORT
+    looped: Looped | None = None
+
+    def forget(self) -> None:
+        """Free the capture, which must not be running."""
+        if self.looped is not None:
+            self.looped.drop()
+        self.captured.forget()
 
 
 class Replays:
@@ -99,6 +123,11 @@ class Replays:
             self._asked.popitem(last=False)
         return None
 
+    @property
+    def is_due(self) -> bool:
+        """True when a run is to be captured as soon as no packet waits."""
+        return self._due is not None
+
     def capture_due(self, *, idle: bool) -> None:
         """Capture a run that has recurred, if there is one; call it between two runs."""
         shape = self._due
@@ -114,13 +143,13 @@ class Replays:
         _log.warning("model %s: runs of %s are launched: %s", shape.key, _text(shape), reason)
         run = self._runs.pop(shape, None)
         if run is not None:
-            run.captured.forget()
+            run.forget()
         self._asked[shape] = None
 
     def forget(self, key: str) -> None:
         """Free all captures of a model, before its weights are freed."""
         for shape in [shape for shape in self._runs if shape.key == key]:
-            self._runs.pop(shape).captured.forget()
+            self._runs.pop(shape).forget()
         for shape in [shape for shape in self._asked if shape.key == key]:
             del self._asked[shape]
 
@@ -151,8 +180,12 @@ class Replays:
             return
 
     def _drop_oldest(self) -> None:
+        # What the loop has replayed since the last time is used later than what Python has not.
+        used = {shape: run.looped.used_again() for shape, run in self._runs.items() if run.looped}
+        for shape in sorted(filter(used.__getitem__, used), key=used.__getitem__):
+            self._runs.move_to_end(shape)
         _, run = self._runs.popitem(last=False)
-        run.captured.forget()
+        run.forget()
 
 
 def _text(shape: RunShape) -> str:

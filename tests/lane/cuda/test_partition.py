@@ -81,7 +81,7 @@ def test_a_bounded_run_is_on_its_stream_where_there_is_one(spec, monkeypatch, re
         rig.ask(bounded=True)
         rig.ask()
         # An urgent run that is to be bounded stays off the reserved part.
-        rig.device.urgency.begin("another lane", 1000)
+        rig.device.urgency.begin(rig.device.urgency.add_lane(), 1000)
         rig.ask(bounded=True, run_ns=10)
         rig.ask(run_ns=10)
         kinds = {shape.kind for shape in rig.place._recurring.replays._asked}

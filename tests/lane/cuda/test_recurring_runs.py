@@ -144,7 +144,7 @@ def test_what_is_never_the_same_or_does_not_gain_is_launched(rig, spec, launches
 
 
 def test_an_urgent_run_is_replayed_on_the_urgent_stream_only(rig, launches):
-    rig.device.urgency.begin("another lane", 1000)
+    rig.device.urgency.begin(rig.device.urgency.add_lane(), 1000)
     for _ in range(RECUR):
         rig.ask(run_ns=10)
     (shape,) = rig.place._recurring.replays._runs

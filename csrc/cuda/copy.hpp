@@ -1,0 +1,36 @@
+// Work that a captured run needs around its launch, as those who plan and who do it share it.
+#pragma once
+
+#include <cstdint>
+
+namespace gnnserve {
+
+// `bytes` from one address to another, one of them on the device.
+struct Copy {
+    std::uint64_t to, from;
+    std::int64_t bytes;
+};
+
+// `bytes` of the device that all get the value of one byte.
+struct Fill {
+    std::uint64_t to;
+    std::int64_t bytes, value;
+};
+
+// All that a task does on its device.
+struct Replay {
+    void* stream;
+    void* graph;
+    const Copy* up;
+    std::int64_t up_count;
+    const Fill* spare;
+    std::int64_t spare_count;
+    const Copy* down;
+    std::int64_t down_count;
+};
+
+// Does it and returns when the answer is there; returns an error as a number, 0 for success. After
+// an error nothing of it is under way.
+using ReplayTask = int (*)(const void* route, const Replay* replay);
+
+}  // namespace gnnserve
