@@ -53,7 +53,7 @@ SECTIONS: dict[str, tuple[Entry, ...]] = {
               "papers.gnnsched_costs", "papers.md"),
         Entry("How many operators does TurboMGNN's matching fuse, and who ends sooner by it?",
               "papers.turbomgnn", "papers.md"),
-        Entry("What can one pass over a graph for several tasks gain here, at most?",
+        Entry("What does one pass over a graph for several tasks gain here?",
               "papers.fused_pass", "papers.md"),
         Entry("How exact is the traced memory of a training step, beside CoGNN's closed form?",
               "papers.training_pmc", "papers.md"),

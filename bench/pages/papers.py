@@ -132,16 +132,22 @@ def contention() -> str:
 
 
 def fused() -> str:
-    """Return the most that one pass for several tasks gains."""
+    """Return how many times as fast one pass for several tasks is as a pass for each."""
+
+    def gain(name: str) -> Callable[[Any], str]:
+        return lambda row: f"{row[name][1]:.2f} ({row[name][0]:.2f}, {row[name][2]:.2f})"
+
     return flat(read_result("fused_pass")["rows"], {
         "graph": "{graph}",
+        "case": "{case}",
         "F": "{width}",
         "tasks": "{parts}",
         "apart, ms": "{apart_ms:.2f}",
-        "as one, ms": "{as_one_ms:.2f}",
-        "times as fast, median (quartiles)": "{gain[1]:.2f} ({gain[0]:.2f}, {gain[2]:.2f})",
-        "put together": "{together_gain[1]:.2f} ({together_gain[0]:.2f}, {together_gain[2]:.2f})",
-        "worth fusing": lambda row: "yes" if row["worth"] else "no",
+        "fused, by rows": gain("by_rows"),
+        "in pairs": gain("in_pairs"),
+        "in fours": gain("in_fours"),
+        "put together": gain("together"),
+        "worth it": lambda row: "yes" if row["worth"] else "no",
         "the paper, on a V100": lambda row: str(row["paper"] or "–"),
     })  # fmt: skip
 
