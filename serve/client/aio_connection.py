@@ -79,7 +79,7 @@ class AsyncTransport:
         begins with the place, so that ten thousand requests may wait for their turn.
         """
         limit = TimeLimit(timeout_s)
-        async with self._places.taken(timeout_s):
+        async with self._places.taken(limit.remaining_s):
             yield TimeLimit(self.timeout_s) if timeout_s is None else limit
 
     async def call(
@@ -119,7 +119,8 @@ class AsyncTransport:
     def stream(self, messages: AsyncIterator[bytes], timeout_s: float | None) -> Any:
         """Begin a stream of requests; raises Cancelled when the client is closed."""
         self._require_open()
-        return self._channel.stream(messages, timeout=timeout_s, metadata=self._channel.metadata())
+        limit_s = TimeLimit(timeout_s).remaining_s
+        return self._channel.stream(messages, timeout=limit_s, metadata=self._channel.metadata())
 
     async def _attempt(
         self,

@@ -9,14 +9,18 @@ from serve.client.errors import ClientError, Unavailable
 _WAITS_S = (0.1, 0.4, 1.0)
 #: A wait is longer by up to this share, so that clients refused together do not return together.
 _JITTER = 0.25
+#: Longest time limit, in seconds; gRPC adds it to the time of day, in 64 bits of nanoseconds.
+_MOST_S = 1e9
 
 
 class TimeLimit:
     """A time limit that began when this was made."""
 
     def __init__(self, limit_s: float | None) -> None:
-        """Begin a limit of `limit_s` seconds; None for no limit."""
-        self._end_s = None if limit_s is None else time.monotonic() + limit_s
+        """Begin a limit of `limit_s` seconds; None for no limit, as is one of decades."""
+        self._end_s = None
+        if limit_s is not None and limit_s <= _MOST_S:
+            self._end_s = time.monotonic() + limit_s
 
     @property
     def remaining_s(self) -> float | None:

@@ -227,6 +227,17 @@ def test_time_limits_hold(make, target, engine):
         client.infer("gcn", data(), timeout_s=0.05)
 
 
+@pytest.mark.parametrize("timeout_s", [1e10, float("inf")])
+def test_a_time_limit_of_centuries_is_none(make, target, timeout_s):
+    with make(target, timeout_s=timeout_s) as client:
+        assert client.infer("gcn", data())
+        assert client.describe().slots
+        ((_, answer),) = client.infer_stream(
+            [Request(model="gcn", x=X, edge_index=EDGES, timeout_s=60.0)], timeout_s=timeout_s
+        )
+        assert isinstance(answer, Answer)
+
+
 def test_too_large_requests_name_their_sizes(make, target):
     with make(target, max_message_bytes=1000) as client:
         with pytest.raises(Exhausted, match=r"x 8000, edge_index 16\), more than .* 1000"):
