@@ -14,6 +14,13 @@ assert not heavy, f"imported: {heavy}"
 """
 
 
+def assert_runs(code):
+    """To its end: a process that ends its children at exit tells no exit code of its own."""
+    code += 'print("to the end")'
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    assert done.stdout == "to the end\n", done.stderr
+
+
 def test_importing_the_server_imports_no_torch():
     subprocess.run([sys.executable, "-c", CODE], check=True)
 
@@ -35,7 +42,7 @@ assert "torch._dynamo" in sys.modules
 
 
 def test_lanes_start_without_compiler_and_data_sets_and_can_still_use_them():
-    subprocess.run([sys.executable, "-c", LANE], check=True)
+    assert_runs(LANE)
 
 
 READER = """
@@ -73,7 +80,7 @@ assert len(seen) == 2
 
 
 def test_lanes_share_what_the_fork_server_imported_but_not_its_random_numbers():
-    subprocess.run([sys.executable, "-c", FORKS], check=True)
+    assert_runs(FORKS)
 
 
 MEASURED = """
@@ -81,23 +88,21 @@ import sys
 from serve.lane import preload
 from serve.lane.executors.choose import ExecutorOptions, choose
 from serve.lane.executors.check import takes_narrow_edges
-from serve.lane.measure.calibrate import calibrate
 from serve.lane.measure.probe_signature import probe_signature
 from serve.lane.measure.where_measured import Processor
 from serve.lane.models.loader import load_model
 from serve.models.repository import find
 from serve.resources import configs_path
-model = load_model(find(configs_path() / "models", "gcn"))
+model = load_model(find(configs_path() / "models", "gat"))
 signature = probe_signature(model)
 fast = choose(model, signature, ExecutorOptions("csr")).loaded
 assert takes_narrow_edges(fast, signature, Processor())
-calibrate(fast, signature, budget_s=0.01, max_bytes=1 << 24)
 assert "torch._dynamo" not in sys.modules
 """
 
 
 def test_models_are_measured_without_compiler():
-    subprocess.run([sys.executable, "-c", MEASURED], check=True)
+    assert_runs(MEASURED)
 
 
 FILES = """
