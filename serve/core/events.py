@@ -84,6 +84,18 @@ class TaskOverran(msgspec.Struct, frozen=True):
     message: str
 
 
+class RunTakesLess(msgspec.Struct, frozen=True):
+    """A lane that has begun a run found that it takes less: it replays a captured one.
+
+    Should the run need what it gave back after all, the lane ends it with ``TaskOverran``.
+    """
+
+    task_id: TaskId
+    lane_id: LaneId
+    #: What the run takes at most, as in ``TaskEstimate.reserve_bytes``.
+    reserve_bytes: Bytes
+
+
 class TaskCancelled(msgspec.Struct, frozen=True):
     """The client went away. A no-op for a task already answered."""
 
@@ -209,6 +221,7 @@ Event = (
     | TaskFinished
     | TaskFailed
     | TaskOverran
+    | RunTakesLess
     | TaskCancelled
     | LaneReady
     | LaneLost

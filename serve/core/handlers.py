@@ -30,6 +30,7 @@ from serve.core.events import (
     LimitsChanged,
     ModelUnloaded,
     PrepareFailed,
+    RunTakesLess,
     SlowdownChanged,
     TaskArrived,
     TaskCancelled,
@@ -86,6 +87,7 @@ class EventHandlers:
             TaskFinished: self._on_finished,
             TaskFailed: self._on_failed,
             TaskOverran: self._on_overran,
+            RunTakesLess: self._on_takes_less,
             TaskCancelled: self._on_cancelled,
             LaneReady: self._on_lane_ready,
             LaneLost: self._on_lane_lost,
@@ -174,6 +176,11 @@ class EventHandlers:
         budget_bytes = self._board.ledger.budget_bytes
         if record.state.answered:
             self._tasks.step(record, TaskOverran)
+        elif run.gave_back and not record.retried:
+            # It did not have what was estimated; it runs again with that.
+            self._tasks.step(record, TaskOverran)
+            record.retried = True
+            self._planner.fail_outgrown([record])
         elif record.alone or record.task.reserve_bytes >= record.task.most_bytes(budget_bytes):
             message = f"{event.message}; the device has {budget_bytes} bytes for tasks"
             if record.task.most_bytes(budget_bytes) < budget_bytes:
@@ -184,6 +191,14 @@ class EventHandlers:
             self._tasks.step(record, TaskOverran)
             record.alone = record.retried = True
             record.reserve_all(budget_bytes)
+
+    def _on_takes_less(self, event: RunTakesLess) -> None:
+        run = self._parts.run_of(event.task_id, event.lane_id, RunTakesLess)
+        less = event.reserve_bytes < run.reserve_bytes
+        if less and run.members[0].task.block is None:
+            self._board.ledger.shrink(run.task_id, event.reserve_bytes)
+            run.reserve_bytes, run.gave_back = event.reserve_bytes, True
+            self._tasks.moved = True
 
     def _gave_way(self, run: Run) -> None:
         """Note that the run ended without an output, and that its lane is idle."""

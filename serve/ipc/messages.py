@@ -227,6 +227,13 @@ class MemoryTaken(Message, frozen=True, tag=True, array_like=True):
     unplanned_bytes: Count
 
 
+class TakesLess(Message, frozen=True, tag=True, array_like=True):
+    """The run that has begun takes no more memory of the device than this; see ``RunTakesLess``."""
+
+    task_id: int
+    memory_bytes: Count
+
+
 class TaskDone(Message, frozen=True, tag=True, array_like=True):
     """The run has ended, and its outputs are in the pool."""
 
@@ -375,6 +382,7 @@ FromLane = (
     | TableMapped
     | HotSetHeld
     | MemoryTaken
+    | TakesLess
     | TaskDone
     | TaskError
     | LaneHolds

@@ -14,6 +14,7 @@ from serve.core.events import (
     LaneReady,
     LaneRemoved,
     LaneReplaced,
+    RunTakesLess,
     TaskFailed,
     TaskFinished,
     TaskOverran,
@@ -27,6 +28,7 @@ from serve.ipc.messages import (
     ModelLoaded,
     SettingsRestored,
     TableMapped,
+    TakesLess,
     TaskDone,
     TaskError,
 )
@@ -182,6 +184,13 @@ class LaneMonitor:
                     self._restored(key, changed)
             case TableMapped() | HotSetHeld():
                 self._callbacks.tables(message)
+            case TakesLess(task_id, memory_bytes):
+                with self._lock:
+                    run = self._runs.get(lane_id)
+                    if run is None or run.task_id != task_id:
+                        self._pool.kill(lane_id, f"told of task {task_id}, which it does not run")
+                    else:
+                        carry_out(RunTakesLess(TaskId(task_id), lane_id, Bytes(memory_bytes)))
             case MemoryTaken(unplanned_bytes):
                 self._callbacks.memory_taken(lane_id, unplanned_bytes)
             case LaneUp():

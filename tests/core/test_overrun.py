@@ -3,7 +3,9 @@
 import pytest
 
 from serve.core.commands import PrepareTask
-from serve.core.types import FailReason, LaneId, TaskId
+from serve.core.events import RunTakesLess
+from serve.core.types import Bytes, FailReason, LaneId, TaskId
+from serve.errors import InvariantViolation
 from tests.builders import params, task
 from tests.core.world import World
 
@@ -73,6 +75,38 @@ def test_one_that_is_answered_already_does_not_run_again(world):
     world.overrun(L0)
     assert 0 in world.released
     assert world.launches[0] == 1
+
+
+@side_by_side
+def test_what_a_run_gives_back_is_anothers(world):
+    """A captured run is replayed in memory of its own: the reservation is free meanwhile."""
+    run(world, task(0, reserve=80), task(1, reserve=70))
+    assert world.on_lane == {L0: 0}
+    world.takes_less(L0, 10)
+    assert world.on_lane == {L0: 0, L1: 1}
+    assert world.reserved() == 80
+    # It had less than estimated, so it runs again with that, once the other gave it back.
+    assert world.overrun(L0) == [PrepareTask(TaskId(0))]
+    world.prepare(0)
+    assert world.on_lane == {L1: 1}
+    world.end(L1)
+    assert (world.held[0], world.reserved()) == (80, 80)
+    world.end(world_lane(world))
+    assert not world.answers[0].placement.overran
+
+
+def test_more_than_a_run_has_is_nothing_to_give_back(world):
+    run(world, task(0, reserve=30))
+    for size_bytes in (40, 30):
+        world.takes_less(L0, size_bytes)
+        assert world.reserved() == 30
+    with pytest.raises(InvariantViolation, match="RunTakesLess from lane 1"):
+        world.scheduler.handle(RunTakesLess(TaskId(0), L1, Bytes(1)), world.now)
+
+
+def world_lane(world):
+    (lane,) = world.on_lane
+    return lane
 
 
 @side_by_side

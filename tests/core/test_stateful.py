@@ -247,6 +247,11 @@ class History(RuleBasedStateMachine):
             assert isinstance(outcome, Failed)
             assert outcome.reason is FailReason.OUT_OF_MEMORY
 
+    @precondition(lambda self: self.world.on_lane)
+    @rule(data=st.data(), size_bytes=st.integers(0, BUDGET))
+    def takes_less(self, data, size_bytes):
+        self.world.takes_less(data.draw(st.sampled_from(sorted(self.world.on_lane))), size_bytes)
+
     @precondition(lambda self: self.world.tasks)
     @rule(data=st.data())
     def cancelled(self, data):

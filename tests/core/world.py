@@ -27,6 +27,7 @@ from serve.core.events import (
     LaneRemoved,
     LaneReplaced,
     ModelUnloaded,
+    RunTakesLess,
     TaskArrived,
     TaskFinished,
     TaskOverran,
@@ -74,6 +75,9 @@ class World:
         self.launches = {}
         self.losses = {}
         self.overruns = {}
+        #: Runs that gave memory back, and how often a task had needed that after all.
+        self.gave_back = set()
+        self.refills = {}
         #: Times a union with the task failed.
         self.splits = {}
         #: Of the lanes that were measured since they started, what they hold.
@@ -133,6 +137,7 @@ class World:
     def end(self, lane_id, event=None):
         """The lane delivers `event`, by default that its task finished."""
         task_id = self.on_lane.pop(lane_id)
+        self.gave_back.discard(task_id)
         members = self.members.pop(task_id)
         self.lane_ran[lane_id] += len(members)
         self.stopped.discard(lane_id)
@@ -145,8 +150,20 @@ class World:
         """The lane's run asks for more than it may."""
         task_id = self.on_lane[lane_id]
         if len(self.members[task_id]) == 1:
-            self._again([task_id], self.overruns)
+            first = not (task_id in self.losses or task_id in self.overruns)
+            refills = task_id in self.gave_back and first and task_id not in self.refills
+            self._again([task_id], self.refills if refills else self.overruns)
         return self.end(lane_id, TaskOverran(task_id, lane_id, "asked for more"))
+
+    def takes_less(self, lane_id, size_bytes):
+        """The lane's run takes no more than that."""
+        task_id = self.on_lane[lane_id]
+        if size_bytes < self.held[task_id] and self.tasks[task_id].block is None:
+            self.held[task_id] = size_bytes
+            self.gave_back.add(task_id)
+            device_id = self.device_of[lane_id]
+            self.ceilings[device_id] = max(self.budgets[device_id], self.reserved(device_id))
+        return self.tell(RunTakesLess(task_id, lane_id, Bytes(size_bytes)))
 
     def _again(self, members, why):
         """Those not answered are to be prepared and run again, and why."""
@@ -180,6 +197,7 @@ class World:
             task_id = self.on_lane.pop(lost, None)
             if task_id is not None:
                 self.stopping.discard(task_id)
+                self.gave_back.discard(task_id)
                 self._again(self.members.pop(task_id), self.losses)
         return self.tell(LaneLost(lane_id, others))
 
@@ -311,7 +329,9 @@ class World:
         assert self.now >= until_ns, "launched while its model is in quarantine"
         assert sum(task_id in m for m in self.members.values()) == 1, "runs twice at once"
         self.launches[task_id] = self.launches.get(task_id, 0) + 1
-        again = [why.get(task_id, 0) for why in (self.losses, self.overruns, self.splits)]
+        again = [
+            why.get(task_id, 0) for why in (self.losses, self.overruns, self.splits, self.refills)
+        ]
         assert self.launches[task_id] == 1 + sum(again)
         assert max(again) <= 1
 

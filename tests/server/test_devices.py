@@ -18,7 +18,7 @@ from serve.core.types import LaneId
 from serve.errors import NotReady, TooBig
 from serve.graphs.snapshot import Snapshot
 from serve.graphs.updates import Change
-from serve.ipc.messages import MemoryTaken, TableMapped
+from serve.ipc.messages import MemoryTaken, TableMapped, TakesLess
 from serve.ipc.setup import DevicePlace
 from serve.journal import decode
 from serve.obs.journal import JournalWriter
@@ -157,6 +157,23 @@ def test_requests_are_spread_and_told_apart(served, trouble):
     assert waiting.result(PATIENCE_S).lane == 0
     served.records.clear()
     both_are_used(served)
+
+
+def test_memory_that_a_run_turns_out_not_to_take_is_anothers(served, trouble):
+    driver = served.engine.driver
+    with ThreadPoolExecutor(1) as thread, trouble.holding() as held:
+        waiting = thread.submit(served.ask, held)
+        wait_for(trouble.running, "the request that holds a device")
+        ledger, (run,) = next(
+            (device.parts.board.ledger, device.parts.board.busy.values())
+            for device in driver.scheduler.devices
+            if device.parts.board.busy
+        )
+        assert ledger.reserved_bytes == run.reserve_bytes > 100
+        driver._hear([(run.lane_id, TakesLess(run.task_id, 100))])
+        assert ledger.reserved_bytes == 100
+    waiting.result(PATIENCE_S)
+    assert ledger.reserved_bytes == 0
 
 
 def both_are_used(served):

@@ -21,6 +21,7 @@ from serve.ipc.messages import (
     Progress,
     SettingsRestored,
     TableMapped,
+    TakesLess,
     TaskDone,
     TaskError,
     encode,
@@ -65,6 +66,7 @@ def _packets():
         encode(LaneStarted(1, True)),
         encode(MemoryTaken(1 << 40)),
         encode(HotSetHeld("community", 1)),
+        encode(TakesLess(7, 1 << 20)),
         encode(LaneHolds(1 << 30)),
         encode(SettingsRestored("m", "dtype")),
         encode(TableMapped(1)),
@@ -98,6 +100,7 @@ def test_no_packet_of_a_lane_does_more_than_end_it(mute_pool, packet):
     [
         LaneStarted(2, True),
         MemoryTaken(1 << 40),
+        TakesLess(7, 0),
         HotSetHeld("community", 1),
         Progress("time", 0.5),
         ModelProbed(SIGNATURE, b""),

@@ -71,6 +71,17 @@ class Ledger:
                 own_bytes += block.size_bytes
         self._take(-own_bytes)
 
+    def shrink(self, task_id: TaskId, size_bytes: Bytes) -> None:
+        """Have the task, which shares no block, hold no more than `size_bytes` from now on.
+
+        Raises InvariantViolation when it holds less, or none.
+        """
+        held_bytes, block = self._held.get(task_id, (-1, None))
+        if block is not None or size_bytes > held_bytes:
+            raise InvariantViolation(f"task {task_id} holds no {size_bytes} bytes by itself")
+        self._held[task_id] = size_bytes, None
+        self._take(size_bytes - held_bytes)
+
     def _take(self, size_bytes: int) -> None:
         self.reserved_bytes = Bytes(self.reserved_bytes + size_bytes)
         self.available_bytes -= size_bytes

@@ -78,6 +78,8 @@ class Run(msgspec.Struct, eq=False):
     executing: bool = True
     #: Nobody waits for it any more, and its lane was told to stop it.
     stopping: bool = False
+    #: It holds less than was reserved for it; see ``RunTakesLess``.
+    gave_back: bool = False
     #: How long it stood suspended.
     suspended_ns: Nanos = ZERO_NS
     #: Since when it stands suspended, when it does.

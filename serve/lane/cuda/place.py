@@ -29,7 +29,6 @@ from serve.ipc.messages import (
 from serve.ipc.stop_word import StopWord
 from serve.lane import clock
 from serve.lane.channel import LaneChannel
-from serve.lane.cuda.arena import ALIGNMENT_BYTES
 from serve.lane.cuda.capturing import replay_most
 from serve.lane.cuda.device import CudaDevice
 from serve.lane.cuda.gather_threads import find_threads
@@ -37,6 +36,7 @@ from serve.lane.cuda.packet_loop import PacketLoop
 from serve.lane.cuda.placed_model import ArenaSite, PlacedModel, load_on
 from serve.lane.cuda.recurring_runs import RecurringRuns
 from serve.lane.cuda.streams import StreamKind
+from serve.lane.cuda.task_memory import TaskMemory
 from serve.lane.error_text import told
 from serve.lane.executors import with_executor
 from serve.lane.executors.check import needs_exact_sizes
@@ -140,24 +140,22 @@ class CudaPlace:
         try:
             graphs = self._tensors.inputs(task)
             gathers = [part.gather for part in task.parts]
-            staged = [tensor for graph in graphs for tensor in graph.values()]
-            sizes = [tensor.nbytes for tensor in staged]
-            sizes += [size for gather in gathers if gather for size in _gathered_bytes(gather)]
-            if memory is not None:
-                # Inputs are copied to the device, each in whole units of placement. Gathered rows
-                # exist for a moment in the table's dtype too, which is no wider than the model's.
-                moment_bytes = max((_gathered_bytes(g)[0] for g in gathers if g), default=0)
-                placed_bytes = sum(map(_aligned, [*sizes, moment_bytes]))
-                memory.insert(task.limit_bytes + placed_bytes)
-                memory.stop_when(self._stop_word.address, task.task_id)
+            buffer = TaskMemory(task, graphs, memory, self._device.place.slab_bytes)
             kind = self._stream_for(task)
             # Told by the inputs here: reading those on the device would wait for it.
             wanted = wanted_of(task, graphs, model)
-            if self._recurring is not None:
+            found = None if self._recurring is None else self._recurring.find(task, wanted, kind)
+            if self._recurring is not None and found is not None:
+                buffer.insert_less(found.copied_bytes, self._channel.send)
                 begin_gather = partial(self._begin_gather, task.key, until_end)
-                done = self._recurring.replayed(task, graphs, wanted, begin_gather, kind)
+                done = self._recurring.replay(found, task, graphs, wanted, begin_gather)
                 if done is not None:
                     return done
+                buffer.clear()
+                if buffer.gave_back:
+                    reason = FailReason.OUT_OF_MEMORY.value
+                    return TaskError(task.task_id, reason, "its captured run cannot be replayed")
+            buffer.insert(self._stop_word)
             with self._queue.running(kind):
                 # Upload all parts before the first launch: later copies would wait for it.
                 placed = [
@@ -176,8 +174,8 @@ class CudaPlace:
             return failed(task, error, refused_bytes=memory.refused_bytes() if memory else 0)
         peak = held = None
         if memory is not None:
-            inputs_bytes = sum(sizes)
-            peak, held = memory.peak_bytes() - inputs_bytes, memory.held_peak_bytes() - inputs_bytes
+            peak = memory.peak_bytes() - buffer.inputs_bytes
+            held = memory.held_peak_bytes() - buffer.inputs_bytes
         return TaskDone(task.task_id, outputs.rows, outputs.columns, 0, peak, held)
 
     def _stream_for(self, task: RunTask) -> StreamKind:
@@ -371,13 +369,3 @@ def _why_exact(executor: str, signature: Signature, trial: LoadedModel | None) -
     if trial is not None and executor == "csr":
         why = needs_exact_sizes(with_executor(trial, "csr"), signature)
     return f"captured for exact sizes only: {why}" if why else ""
-
-
-def _gathered_bytes(gather: GatherRef) -> tuple[int, ...]:
-    """Return the bytes of each tensor on the device that stands for a part's features."""
-    x_bytes = 4 * gather.rows * gather.table.shape[1]
-    return x_bytes, gather.ids.size_bytes, gather.at.size_bytes, gather.new.size_bytes
-
-
-def _aligned(size_bytes: int) -> int:
-    return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

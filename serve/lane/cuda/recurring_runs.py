@@ -43,6 +43,25 @@ class _Expected:
     rows_told: bool
 
 
+@dataclass(frozen=True, slots=True)
+class FoundRun:
+    """A captured run that serves a task."""
+
+    run: FixedRun
+    shape: RunShape
+    sizing: Sizing
+    #: Those of each part.
+    counts: Sequence[Counts]
+    #: The tensors of each part among the captured run's outputs.
+    answers: Sequence[Outputs]
+
+    @property
+    def copied_bytes(self) -> int:
+        """Memory for outputs that must be without gaps before they are downloaded."""
+        outputs = (output for part in self.answers for output in part)
+        return sum(output.nbytes for output in outputs if not output.is_contiguous())
+
+
 class RecurringRuns:
     """The captured runs of one lane."""
 
@@ -109,18 +128,8 @@ class RecurringRuns:
         self._expected.pop(key, None)
         self.replays.forget(key)
 
-    def replayed(
-        self,
-        task: RunTask,
-        graphs: Sequence[Mapping[str, torch.Tensor]],
-        wanted: Wanted,
-        begin_gather: BeginGather,
-        kind: StreamKind,
-    ) -> TaskDone | None:
-        """Replay the captured run; returns None when the task has to be launched.
-
-        `graphs` are the inputs of each part on the host.
-        """
+    def find(self, task: RunTask, wanted: Wanted, kind: StreamKind) -> FoundRun | None:
+        """Return the captured run that serves the task; None when it has to be launched."""
         model = self._expected.get(task.key)
         if model is None:
             return None
@@ -138,21 +147,37 @@ class RecurringRuns:
             if model.interface is None
             else _declared_answers(outputs, task, model.interface, counts)
         )
-        if answers is None:
-            return None
+        return None if answers is None else FoundRun(run, shape, model.sizing, counts, answers)
+
+    def replay(
+        self,
+        found: FoundRun,
+        task: RunTask,
+        graphs: Sequence[Mapping[str, torch.Tensor]],
+        wanted: Wanted,
+        begin_gather: BeginGather,
+    ) -> TaskDone | None:
+        """Replay the captured run; returns None when that fails: it is not found again.
+
+        `graphs` are the inputs of each part on the host. Of the task's buffer it takes what is
+        gathered, and ``FoundRun.copied_bytes``.
+        """
+        run = found.run
         try:
-            with self._queue.running(kind):
-                fill(self._queue, model.sizing, run.inputs, graphs, counts)
+            with self._queue.running(found.shape.kind):
+                fill(self._queue, found.sizing, run.inputs, graphs, found.counts)
                 self._gather(task, run, begin_gather)
                 run.captured.launch()
-                self._queue.download(self._tensors.places(answers, task))
+                self._queue.download(self._tensors.places(found.answers, task))
         except CudaError as error:
             self._end_failed(task, error)
-            self.replays.give_up(shape, error)
+            self.replays.give_up(found.shape, error)
             return None
-        # Its memory was set aside when it was captured; it used nothing of the task's buffer.
+        # Its memory was set aside when it was captured; what it used of the task's buffer says
+        # nothing about a run that is launched.
         rows = tuple(rows for rows, _ in wanted.shapes) or (0,) * len(task.parts)
-        columns = outputs[0].shape[1] if model.interface is None else 0
+        declared = self._expected[task.key].interface is not None
+        columns = 0 if declared else run.captured.outputs[0].shape[1]
         return TaskDone(task.task_id, rows, columns, 0, None, None)
 
     def _gather(self, task: RunTask, run: FixedRun, begin_gather: BeginGather) -> None:

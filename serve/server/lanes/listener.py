@@ -36,6 +36,7 @@ _OF_OTHERS: dict[bool, tuple[type, ...]] = {
         messages.ModelProbed,
         messages.Progress,
         messages.MemoryTaken,
+        messages.TakesLess,
         messages.HotSetHeld,
     ),
 }

@@ -7,13 +7,14 @@ import pytest
 import torch
 
 from serve.ipc import messages
-from serve.ipc.messages import LoadModel, MemoryTaken, ModelLoaded, UnloadModel
+from serve.ipc.messages import LoadModel, MemoryTaken, ModelLoaded, TakesLess, UnloadModel
 from serve.lane.cuda.device import CudaDevice
 from serve.lane.models.loader import LoadedModel
 from serve.models import zoo
 from serve.models.repository import find
 from serve.models.writer import write_model
-from tests.lane.cuda.test_recurring_runs import ARGS, Rig
+from serve.native_cuda import CudaError
+from tests.lane.cuda.test_recurring_runs import ARGS, RECUR, Rig
 
 ROOM_BYTES = 1 << 20
 
@@ -130,6 +131,39 @@ def test_what_is_held_beside_the_plan_is_told_before_the_answer_and_once(rig, sp
     arena.static_bytes = 0
     rig.lane.handle(UnloadModel("m"))
     assert told(rig) == [MemoryTaken(0)]
+
+
+def test_a_captured_run_takes_nothing_of_the_tasks_memory_and_says_so(rig, spec, launches):
+    rig.load(spec)
+    limits, insert = [], rig.place.meter.insert
+    rig.place.meter.insert = lambda limit_bytes: limits.append(limit_bytes) or insert(limit_bytes)
+    for _ in range(RECUR):
+        rig.ask()
+    assert (len(limits), told(rig), launches) == (RECUR, [], [])
+    rig.ask()
+    assert (len(limits), told(rig), len(launches)) == (RECUR, [TakesLess(5, 0)], 1)
+
+    def refused():
+        raise CudaError("cudaGraphLaunch: out of memory (cudaError 2)")
+
+    # What it gave back may be another's by now: it must not be launched in that.
+    launches[0].launch = refused
+    with pytest.raises(AssertionError, match=r"'out_of_memory', message='its captured run"):
+        rig.ask()
+    assert (len(limits), told(rig)) == (RECUR, [TakesLess(5, 0)])
+    rig.ask()
+    assert (len(limits), told(rig)) == (RECUR + 1, [])
+
+
+def test_a_captured_run_that_takes_little_says_nothing(spec, launches):
+    """A word to the scheduler costs more than the memory of most runs is worth."""
+    rig = Rig(slab_bytes=1 << 40)
+    rig.place.meter = Memory()
+    rig.load(spec)
+    for _ in range(RECUR + 1):
+        rig.ask()
+    assert (told(rig), len(launches)) == ([], 1)
+    rig.close()
 
 
 def told(rig):
