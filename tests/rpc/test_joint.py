@@ -216,7 +216,13 @@ def test_a_server_that_starts_refuses_with_its_reason(engine, client):
 
 
 def test_a_version_that_was_unloaded_meanwhile_is_chosen_again(engine, client):
-    engine.refuse_with = VersionReplaced("version 1 of model 'gcn' was unloaded meanwhile")
+    submit = engine.submit_jointly
+
+    def replaced(_):
+        engine.submit_jointly = submit
+        raise VersionReplaced("version 1 of model 'gcn' was unloaded meanwhile")
+
+    engine.submit_jointly = replaced
     found = client.infer(["gcn", "gin:1"], retry=False, **GRAPH)
     assert not found.errors
     assert [(call.version, call.chosen) for call in engine.calls] == [("", "1"), ("1", "")]
