@@ -383,56 +383,6 @@ def test_an_answered_task_is_stopped_not_suspended(start):
     assert launch == LaunchTask(TaskId(1), L0, GroupId(1), 1, Bytes(1024))
 
 
-def executing(world):
-    return [task for lane, task in world.on_lane.items() if lane not in world.stopped]
-
-
-@pytest.mark.parametrize("discipline", ["rolling", "barrier", "preemptive"])
-def test_nobody_starves(start, discipline):
-    """One long task under an endless stream of short ones, which every rule prefers."""
-    world = start(
-        policy="slack", discipline=discipline, lanes=2, parallelism=1, can_suspend=True,
-        patience=5, prepare_ahead=2,
-    )  # fmt: skip
-    world.arrive(task(0, run_ns=2 * MS))
-    world.prepare(0)
-    world.arrive(task(1, run_ns=900 * MS, target_ns=1))
-    for task_id in range(2, 30):
-        world.arrive(task(task_id, run_ns=2 * MS, arrived_ns=world.now))
-        while world.preparing:
-            world.prepare(min(world.preparing))
-        world.advance(2 * MS)
-        if 1 in executing(world):
-            break
-        world.end(next(iter(world.on_lane)))
-    assert 1 in executing(world)
-    # Once it runs nothing stops it again.
-    world.arrive(task(99, run_ns=MS, arrived_ns=world.now))
-    while world.preparing:
-        world.prepare(min(world.preparing))
-    assert 1 in executing(world)
-
-
-def test_many_that_are_late_wait_a_bounded_time(start):
-    """Twenty late tasks under a stream of others: after three seconds they come in quick turn."""
-    world = start(policy="slack", discipline="rolling", lanes=1, prepare_ahead=2)
-    late = range(1, 21)
-    world.arrive(task(0, run_ns=10 * MS))
-    world.prepare(0)
-    for task_id in late:
-        world.arrive(task(task_id, run_ns=50 * MS, target_ns=1))
-    waiting, next_id = set(late), 100
-    while world.now < 6_000 * MS:
-        world.arrive(task(next_id, run_ns=10 * MS, arrived_ns=world.now))
-        next_id += 1
-        while world.preparing:
-            world.prepare(min(world.preparing))
-        world.advance(10 * MS)
-        waiting -= set(world.on_lane.values())
-        world.end(next(iter(world.on_lane)))
-    assert not waiting
-
-
 # Things that go wrong.
 
 
