@@ -76,6 +76,7 @@ fuzz: $(PACKAGE) ## Made-up bytes for all that takes bytes of others, calls of t
 	@minutes=$(or $(MINUTES),60); FUZZ_S=$$((6 * minutes)) FUZZ_SEED=$$(date +%s) \
 	    $(BIN)/pytest -q tests/fuzz; \
 	 FAIL_CALLS=$$minutes $(BIN)/pytest -q tests/e2e/test_failing_calls.py; \
+	 RESTARTS=100 $(BIN)/pytest -q tests/e2e/test_many_restarts.py; \
 	 cd csrc; export PATH="$(abspath $(BIN)):$$PATH"; cmake --preset asan >/dev/null; \
 	 cmake --build --preset asan --target front_fuzz parse_fuzz -- --quiet; \
 	 cmake --preset tsan >/dev/null; cmake --build --preset tsan --target front_fuzz -- --quiet; \

@@ -157,7 +157,7 @@ KEY_MISTAKES = {
     "device.lane_network": ("maybe", "'maybe' is not one of off, on"),
     "device.max_lane_memory": ("some", "'some' is not a size"),
     "scheduling.qos_factor": (0.5, "Expected `float` >= 1.0"),
-    "scheduling.window_ms": (0, "Expected `float` > 0.0"),
+    "scheduling.window_ms": (0, "Expected `float` >= 0.001"),
     "scheduling.shed_late": ("no", "Expected `bool`, got `str`"),
     "report.keep": ("soon", "'soon' is not a duration"),
     "report.max_size": ("big", "'big' is not a size"),

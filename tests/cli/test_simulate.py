@@ -13,6 +13,7 @@ from serve.commands.simulate import simulate_workload
 from serve.config import load_config
 from serve.core.cluster.route import RULES
 from serve.errors import ConfigError
+from serve.workload import PoolSpec
 
 
 @pytest.fixture
@@ -87,5 +88,6 @@ def test_a_load_that_is_none_is_told(config, rho):
     with pytest.raises(ConfigError, match=f"rho: {rho} must be finite and more than 0"):
         simulate_workload(
             load_config(config), "mine", rho, policy="slack", discipline="preemptive", requests=1,
-            seed=0, devices=1, machines=1, front="in_time", progress=lambda *_: None,
+            seed=0, pool=PoolSpec(), devices=1, machines=1, front="in_time",
+            progress=lambda *_: None,
         )  # fmt: skip

@@ -20,6 +20,7 @@ class Watched(HostQueue):
     """Counts copies while somebody takes the time, and those from or to other memory."""
 
     def __init__(self):
+        super().__init__()
         self.timing = False
         self.copies, self.others = 0, 0
         #: Kept, so that no other tensor gets their addresses.
