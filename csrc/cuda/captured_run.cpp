@@ -6,6 +6,8 @@
 namespace gnnserve {
 namespace {
 
+std::uint64_t unsigned_of(std::int64_t bytes) { return static_cast<std::uint64_t>(bytes); }
+
 // Where the entries of one axis lie: `outer` times, `inner` bytes each.
 struct Entries {
     std::int64_t outer = 1, inner = 0;
@@ -20,6 +22,30 @@ struct Entries {
 std::int64_t room_of(const CapturedTensor& tensor) {
     return tensor.axis < 0 ? 1 : tensor.shape.sizes[static_cast<std::size_t>(tensor.axis)];
 }
+
+// Those of one part of a task: so many, behind those of the parts before it.
+struct PartEntries : Entries {
+    std::int64_t count = 1, first = 0, bytes;
+
+    PartEntries(const CapturedTensor& tensor, const Plan& made)
+        : Entries(tensor), tensor_(tensor), room_(room_of(tensor)) {
+        if (tensor.symbol >= 0) {
+            const auto symbol = static_cast<std::size_t>(tensor.symbol);
+            count = made.counts[symbol];
+            first = made.firsts[symbol];
+        }
+        bytes = count * inner;
+    }
+
+    // Where `row` of the outer ones begins in the captured tensor.
+    std::uint64_t address(std::int64_t row) const {
+        return tensor_.address + unsigned_of((row * room_ + first) * inner);
+    }
+
+private:
+    const CapturedTensor& tensor_;
+    std::int64_t room_;
+};
 
 // Returns the entries of a tensor that is like the captured one but for their number; -1 otherwise.
 std::int64_t entries_of(const CapturedTensor& tensor, const Shape& shape) {
@@ -73,8 +99,6 @@ void push(std::vector<Copy>& copies, std::uint64_t to, std::uint64_t from, std::
         copies.push_back({to, from, bytes});
     }
 }
-
-std::uint64_t unsigned_of(std::int64_t bytes) { return static_cast<std::uint64_t>(bytes); }
 
 }  // namespace
 
@@ -163,12 +187,8 @@ bool CapturedRun::count(const PacketPart& part, Plan& made) const {
 
 bool CapturedRun::place_input(const CapturedTensor& input, const PacketTensor& given,
                               const Pool& pool, Plan& made) const {
-    const Entries each(input);
-    const auto symbol = static_cast<std::size_t>(input.symbol);
-    const bool sized = input.symbol >= 0;
-    const std::int64_t entries = sized ? made.counts[symbol] : 1;
-    const std::int64_t first = sized ? made.firsts[symbol] : 0;
-    const std::int64_t bytes = entries * each.inner;
+    const PartEntries each(input, made);
+    const std::int64_t bytes = each.bytes;
     const std::uint64_t from = pool.at(given.offset, each.outer * bytes);
     if (from == 0) {
         return false;
@@ -187,8 +207,7 @@ bool CapturedRun::place_input(const CapturedTensor& input, const PacketTensor& g
                 made.shifted_bytes += unsigned_of(bytes);
             }
         }
-        const std::int64_t before = row * room_of(input) + first;
-        push(made.up, input.address + unsigned_of(before * each.inner), source, bytes);
+        push(made.up, each.address(row), source, bytes);
     }
     return true;
 }
@@ -199,30 +218,23 @@ bool CapturedRun::place_outputs(const PacketPart& part, const Pool& pool, Plan& 
     }
     for (std::size_t i = 0; i < outputs.size(); ++i) {
         const CapturedTensor& output = outputs[i];
-        const Entries each(output);
-        const auto symbol = static_cast<std::size_t>(output.symbol);
-        const bool sized = output.symbol >= 0;
-        const std::int64_t entries = sized ? made.counts[symbol] : 1;
-        const std::int64_t first = sized ? made.firsts[symbol] : 0;
-        const std::int64_t bytes = entries * each.inner;
+        const PartEntries each(output, made);
         std::uint64_t offset = part.output_offset;
         if (declared) {
             const PacketTensor& place = part.outputs[i];
-            if (place.dtype != output.dtype || entries_of(output, place.shape) != entries) {
+            if (place.dtype != output.dtype || entries_of(output, place.shape) != each.count) {
                 return false;
             }
             offset = place.offset;
-        } else if (unsigned_of(each.outer * bytes) > part.output_capacity) {
+        } else if (unsigned_of(each.outer * each.bytes) > part.output_capacity) {
             return false;
         }
-        const std::uint64_t to = pool.at(offset, each.outer * bytes);
+        const std::uint64_t to = pool.at(offset, each.outer * each.bytes);
         if (to == 0) {
             return false;
         }
         for (std::int64_t row = 0; row < each.outer; ++row) {
-            const std::int64_t before = row * room_of(output) + first;
-            push(made.down, to + unsigned_of(row * bytes),
-                 output.address + unsigned_of(before * each.inner), bytes);
+            push(made.down, to + unsigned_of(row * each.bytes), each.address(row), each.bytes);
         }
     }
     const CapturedTensor& only = outputs.front();
