@@ -20,6 +20,7 @@ and `work` the nodes of all parts' samples, both as shares of the whole sample's
 import argparse
 import os
 import tempfile
+from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -112,16 +113,22 @@ def _memory(snapshot: Snapshot, held: list[Marks]) -> float:
     return max(each) / (per_node * snapshot.num_nodes + EDGE_BYTES * snapshot.num_edges)
 
 
+def _asked(parts: Parts, ids: int, count: int) -> Iterator[tuple[Ids, int]]:
+    """Yield the ids of each of `count` requests, and the part that has most of them."""
+    rng = np.random.default_rng(0)
+    for _ in range(count):
+        asked = rng.integers(0, parts.size, ids)
+        yield asked, int(np.bincount(parts[asked]).argmax())
+
+
 def _requests(
     snapshot: Snapshot, parts: Parts, held: list[Marks], ids: int, fanouts: tuple[int, ...],
     count: int,
 ) -> dict[str, float]:  # fmt: skip
-    rng = np.random.default_rng(0)
-    found = []
-    for seed in range(count):
-        asked = rng.integers(0, snapshot.num_nodes, ids)
-        home = held[int(np.bincount(parts[asked]).argmax())]
-        found.append(_rounds(snapshot, parts, held, home, asked, fanouts, seed))
+    found = [
+        _rounds(snapshot, parts, held, held[here], asked, fanouts, seed)
+        for seed, (asked, here) in enumerate(_asked(parts, ids, count))
+    ]
     rounds, pushed, features = np.array(found).T
     return {
         "median": float(np.median(rounds)), "mean": round(float(rounds.mean()), 3),
@@ -167,11 +174,8 @@ def _splits(
     count: int,
 ) -> dict[str, float]:  # fmt: skip
     """Return means over requests, each at the server whose part has most of its ids."""
-    rng = np.random.default_rng(0)
     found = []
-    for seed in range(count):
-        asked = rng.integers(0, snapshot.num_nodes, ids)
-        here = int(np.bincount(parts[asked]).argmax())
+    for seed, (asked, here) in enumerate(_asked(parts, ids, count)):
         off = _sent(snapshot, held[here], asked, fanouts, seed)
         # Hot nodes are everywhere: their ids stay.
         homes = np.where(held[here][asked], here, parts[asked])

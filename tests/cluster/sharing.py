@@ -24,6 +24,17 @@ def parts_of_graph(num_nodes=NODES, kind=np.float32):
     return GraphParts(num_nodes, rng.integers(0, num_nodes, (2, EDGES)), x, "made")
 
 
+def sampled(snapshot, ids, fanouts, seed):
+    """Return a sample's nodes, its edges, the places of `ids`, and the nodes' features."""
+    sample = snapshot.sample(ids, fanouts, seed)
+    nodes, edges = np.empty(sample.num_nodes, np.int64), np.empty((2, sample.num_edges), np.int64)
+    places = np.empty(ids.size, np.int64)
+    sample.write_nodes(nodes)
+    sample.write_edges(edges, False)
+    sample.write_positions(places)
+    return nodes, edges, places, snapshot.features(nodes)
+
+
 def opened(parts, options):
     return held("made", parts, options, lambda step, share: None)
 

@@ -14,7 +14,7 @@ from serve.errors import InvalidInput, NotReady
 from serve.graphs.shared_snapshot import SharedSnapshot
 from serve.graphs.typed import TypedSnapshot
 from serve.graphs.updates import Change
-from tests.cluster.sharing import EDGES, NODES, cluster, parts_of_graph
+from tests.cluster.sharing import EDGES, NODES, cluster, parts_of_graph, sampled
 from tests.cluster.test_shared_rows import SocketThatSays, changed, changes
 
 ALL = np.arange(NODES)
@@ -40,13 +40,7 @@ def check_same(snapshot, whole, ids, fanouts, seed):
 
 def prepared(snapshot, ids, fanouts, seed):
     """Return all that a request gets of a graph, as bytes."""
-    sample = snapshot.sample(ids, fanouts, seed)
-    nodes, edges = np.empty(sample.num_nodes, np.int64), np.empty((2, sample.num_edges), np.int64)
-    places = np.empty(ids.size, np.int64)
-    sample.write_nodes(nodes)
-    sample.write_edges(edges, False)
-    sample.write_positions(places)
-    return [array.tobytes() for array in (nodes, edges, places, snapshot.features(nodes))]
+    return [array.tobytes() for array in sampled(snapshot, ids, fanouts, seed)]
 
 
 @settings(max_examples=20, deadline=None)

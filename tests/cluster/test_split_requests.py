@@ -34,7 +34,7 @@ from serve.wire.messages import (
     encode_request,
     encode_response,
 )
-from tests.cluster.sharing import NODES, cluster, parts_of_graph
+from tests.cluster.sharing import NODES, cluster, parts_of_graph, sampled
 from tests.cluster.test_shared_rows import changed
 from tests.rpc.fakes import model_info
 
@@ -55,13 +55,7 @@ def run(snapshot, ids, fanouts, seed):
 
     Features are small integers, so sums are exact in any order.
     """
-    sample = snapshot.sample(ids, fanouts, seed)
-    nodes, edges = np.empty(sample.num_nodes, np.int64), np.empty((2, sample.num_edges), np.int64)
-    at = np.empty(ids.size, np.int64)
-    sample.write_nodes(nodes)
-    sample.write_edges(edges, False)
-    sample.write_positions(at)
-    rows = snapshot.features(nodes)
+    _, edges, at, rows = sampled(snapshot, ids, fanouts, seed)
     for _ in fanouts:
         after = 2 * rows
         np.add.at(after, edges[1], rows[edges[0]])
