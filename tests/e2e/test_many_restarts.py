@@ -11,8 +11,8 @@ from bench.kit.servers import ServerProcess
 from tests.e2e.support import Troubled, assert_equal, infer, raw_channel
 from tests.processes import descendants, metric, shared_memory_names, wait_for
 
-LANES, FIRST = 2, 10
-RESTARTS = int(os.environ.get("RESTARTS", 25))
+LANES, FIRST = 2, 4
+RESTARTS = int(os.environ.get("RESTARTS", 14))
 #: Fewer than the restarts that are compared.
 SOME = 8
 #: Runs that end well after each, or the model would be put aside.
