@@ -146,7 +146,11 @@ class AsyncClusterTransport(AsyncTransport):
         except CallWithdrawn:
             self._require_open()
             return None
+        except ValueError:
+            self._require_open()
+            raise
         except grpc.RpcError as error:
+            self._require_open()
             failure = from_rpc(error)
             failure.__cause__ = error
             return failure
@@ -167,8 +171,10 @@ class AsyncClusterTransport(AsyncTransport):
                 if found is Probe.READY and not self._routes.is_ready(name):
                     # It may have been started with others.
                     self._routes.probed(name, found, await held_graphs(channel))
-                else:
-                    self._routes.probed(name, found)
+                elif self._routes.probed(name, found):
+                    await channel.renew()
+                    if self._closed:
+                        await channel.close()
             except (CallWithdrawn, ValueError):
                 return  # the client was closed
             took_s = time.monotonic() - began_s

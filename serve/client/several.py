@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any
 
 import grpc
@@ -149,21 +150,32 @@ class AsyncUnary:
 
 
 class Unary:
-    """The same for threads."""
+    """The same for threads, made by the one that waits: gRPC's futures take a thread each.
+
+    Nothing but the end of its channel ends it before its time. That comes where a server is lost,
+    which is why calls are withdrawn; those whose time has passed end by themselves.
+    """
 
     def __init__(self, method: Any, request: object, timeout_s: float | None, meta: Any) -> None:
-        self._call = method.future(request, timeout=timeout_s, metadata=meta)
+        self._call = partial(method, request, timeout=timeout_s, metadata=meta)
+        self._cancelled = False
 
     def cancel(self) -> None:
-        """End it, unless it has ended."""
-        self._call.cancel()
+        """Not begin it, or not tell how it ended."""
+        self._cancelled = True
 
     def outcome(self) -> Any:
-        """Return the answer; raises CallWithdrawn when cancelled here, else grpc.RpcError."""
+        """Return the answer; raises CallWithdrawn when cancelled here, else grpc.RpcError.
+
+        Raises ValueError when its channel was closed before.
+        """
         try:
-            return self._call.result()
-        except grpc.FutureCancelledError:
-            raise CallWithdrawn from None
+            if not self._cancelled:
+                return self._call()
+        except (grpc.RpcError, ValueError):
+            if not self._cancelled:
+                raise
+        raise CallWithdrawn
 
 
 class Route:
@@ -292,11 +304,19 @@ class Routes:
             member = self._dispatcher.members.get(name)
             return member is not None and member.state is MachineState.READY
 
-    def probed(self, name: str, probe: Probe, graphs: frozenset[str] | None = None) -> None:
-        """Know what came of asking a server whether it is ready, and which graphs it holds."""
+    def probed(self, name: str, probe: Probe, graphs: frozenset[str] | None = None) -> bool:
+        """Know what came of asking a server whether it is ready, and which graphs it holds.
+
+        Returns True when it is lost by that, and all calls to it are withdrawn.
+        """
+        members = self._dispatcher.members
         with self._lock:
-            for event in events_of(probe, name, self._dispatcher.members, graphs):
+            before = members.get(name)
+            was_here = before is not None and before.state is not MachineState.GONE
+            for event in events_of(probe, name, members, graphs):
                 self._tell(event)
+            member = members.get(name)
+            return was_here and member is not None and member.state is MachineState.GONE
 
     def _tell(self, event: object) -> None:
         for command in self._dispatcher.handle(event, time.monotonic_ns()):

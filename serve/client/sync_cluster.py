@@ -143,7 +143,11 @@ class ClusterTransport(Transport):
         except CallWithdrawn:
             self._require_open()
             return None
+        except ValueError:
+            self._require_open()
+            raise
         except grpc.RpcError as error:
+            self._require_open()
             failure = from_rpc(error)
             failure.__cause__ = error
             return failure
@@ -164,8 +168,10 @@ class ClusterTransport(Transport):
                 if found is Probe.READY and not self._routes.is_ready(name):
                     # It may have been started with others.
                     self._routes.probed(name, found, held_graphs(channel))
-                else:
-                    self._routes.probed(name, found)
+                elif self._routes.probed(name, found):
+                    channel.renew()
+                    if self._closed:
+                        channel.close()
             except (CallWithdrawn, ValueError):
                 return  # the client was closed
             took_s = time.monotonic() - began_s

@@ -23,6 +23,10 @@ class Channel:
     def __init__(self, address: Address) -> None:
         """Connect on first use."""
         self._address = address
+        self._connect()
+
+    def _connect(self) -> None:
+        address = self._address
         if address.credentials is None:
             self._channel = grpc.insecure_channel(address.target, address.options)
         else:
@@ -39,6 +43,12 @@ class Channel:
     def metadata(self) -> Metadata:
         """Return what to send with a call that begins now."""
         return self._address.metadata()
+
+    def renew(self) -> None:
+        """End the connection with its calls, and connect anew on next use."""
+        old = self._channel
+        self._connect()
+        old.close()
 
     def close(self) -> None:
         """End the connection with its calls."""

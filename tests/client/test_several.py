@@ -78,7 +78,10 @@ def test_a_server_that_ends_is_left_and_found_again(make):
 def test_what_is_in_flight_on_a_silent_server_is_answered_by_another(pair):
     servers, target = pair
     with Client(target, timeout_s=PATIENCE_S) as client, ThreadPoolExecutor(8) as threads:
-        client.infer("m", **GRAPH)  # and so it knows the interface
+        wait_for(
+            lambda: client.infer("m", **GRAPH) and min(one.calls["ModelInfer"] for one in servers),
+            "calls to both",
+        )
         servers[0].go.clear()
         answers = list(threads.map(lambda _: rows(client.infer("m", **GRAPH)), range(24)))
         assert answers == [3] * 24
@@ -372,3 +375,21 @@ def test_each_call_has_its_own_answer_while_servers_are_killed_and_frozen():
             answered = sum(threads.map(ask, range(6)))
         wait_for(lambda: did["killed"] and did["frozen"], "a kill and a freeze")
     assert answered >= 120
+
+
+def test_a_call_is_made_by_the_thread_that_waits_for_it(pair, monkeypatch):
+    _servers, target = pair
+    caller, started = threading.current_thread(), []
+    begin = threading.Thread.start
+
+    def noted(thread):
+        if threading.current_thread() is caller:
+            started.append(thread.name)
+        begin(thread)
+
+    with Client(target) as client:
+        client.infer("m", **GRAPH)  # and so it looks at its servers
+        monkeypatch.setattr(threading.Thread, "start", noted)
+        for _ in range(10):
+            assert rows(client.infer("m", **GRAPH)) == 3
+    assert started == []
