@@ -42,6 +42,7 @@ _CLASSES = [
 ]
 _ADVICE = "Save the graph's tensors alone: torch.save(data.to_dict(), …)"
 _EDGES = "edge_index"
+_LABELS = "y"
 
 
 def main() -> None:
@@ -116,9 +117,18 @@ def _plain(graph: Data, source: Path, notes: list[str]) -> Tensors:
                 " edge_index [2, E]"
             )
         found[name] = dense(name, value, notes)
+    labels = graph.get(_LABELS)
+    if isinstance(labels, torch.Tensor) and is_class_of_nodes(labels, len(found["x"])):
+        found[_LABELS] = dense(_LABELS, labels.reshape(-1), notes)
     _tell_left_out([name for name in graph.keys() if name not in found], notes)  # noqa: SIM118
     found["num_nodes"] = torch.tensor(len(found["x"]))
     return found
+
+
+def is_class_of_nodes(labels: torch.Tensor, num_nodes: int) -> bool:
+    """Whether there is an integer for each node, as [N] or [N, 1]: what a training learns."""
+    integers = not labels.is_floating_point() and not labels.is_complex()
+    return integers and labels.shape in ((num_nodes,), (num_nodes, 1))
 
 
 def _typed(graph: HeteroData, source: Path, notes: list[str]) -> Tensors:

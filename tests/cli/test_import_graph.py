@@ -10,6 +10,7 @@ import torch
 from torch_geometric.data import Data, HeteroData
 
 from serve.graphs.load import OpenOptions, open_graph
+from serve.lane.graph_importing import convert
 from tests.cli.test_import import gnnserve
 
 
@@ -38,8 +39,12 @@ def hetero():
     return data
 
 
+def opened_graph(path):
+    return open_graph("g", path, OpenOptions(), lambda *_: None)
+
+
 def opened(path):
-    return open_graph("g", path, OpenOptions(), lambda *_: None).snapshot
+    return opened_graph(path).snapshot
 
 
 @pytest.mark.slow
@@ -49,7 +54,8 @@ def test_a_data_becomes_a_graph_with_one_type(data, suffix, tmp_path, monkeypatc
     out = () if suffix == ".safetensors" else ("--out", f"g{suffix}")
     assert gnnserve(monkeypatch, tmp_path, "graph", "import", "g.pt", *out) == 0
     seen = capfd.readouterr()
-    assert "left out, as graphs do not hold it: train_mask, y" in told(seen.err)
+    assert "left out, as graphs do not hold it: train_mask" in told(seen.err)
+    assert ", y" not in told(seen.err)
     assert "4 nodes, 4 edges" in told(seen.err)
     assert tomllib.loads(seen.out) == {"graph": [{"name": "g", "file": f"g{suffix}"}]}
     found = opened(tmp_path / f"g{suffix}")
@@ -57,9 +63,33 @@ def test_a_data_becomes_a_graph_with_one_type(data, suffix, tmp_path, monkeypatc
     rows = np.empty((4, 3), np.float32)
     found.gather(np.arange(4), rows)
     np.testing.assert_array_equal(rows, data.x.numpy())
+    np.testing.assert_array_equal(opened_graph(tmp_path / f"g{suffix}").labels, data.y.numpy())
     # What is there is not overwritten.
     assert gnnserve(monkeypatch, tmp_path, "graph", "import", "g.pt", *out) == 2
     assert "exists; remove it" in told(capfd.readouterr().err)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("labels", "held"),
+    [
+        (torch.tensor([[2], [0], [1], [-1]]), [2, 0, 1, -1]),
+        (torch.rand(4), None),
+        (torch.ones(4, 3, dtype=torch.int64), None),
+        (torch.tensor([7]), None),
+    ],
+    ids=["[N, 1]", "numbers", "[N, 3]", "of the graph"],
+)
+def test_labels_are_kept_where_each_node_has_a_class(labels, held, data, tmp_path):
+    data.y = labels
+    torch.save(data, tmp_path / "g.pt")
+    notes = convert(tmp_path / "g.pt", tmp_path / "g.safetensors")
+    found = opened_graph(tmp_path / "g.safetensors").labels
+    if held is None:
+        assert found is None
+        assert notes == ("left out, as graphs do not hold it: train_mask, y",)
+    else:
+        assert found.tolist() == held
 
 
 @pytest.mark.slow
