@@ -1,13 +1,16 @@
 """The `gnnserve` command line. Nothing below this module reads argv.
 
 Exit codes: 0 success; 1 a failure while running; 2 a wrong configuration or wrong arguments, with
-nothing started. Data goes to stdout; progress, warnings and errors go to stderr.
+nothing started; 130 ended by Ctrl-C. `_EXIT_CODES` tells users. Data goes to stdout; progress,
+warnings and errors go to stderr.
 """
 
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -33,7 +36,7 @@ from serve.config_schema import schema, values_table
 from serve.config_settings import Setting, settings_of
 from serve.core.disciplines import DISCIPLINES
 from serve.core.policies import POLICIES
-from serve.errors import ConfigError, ServeError
+from serve.errors import ConfigError, InvalidInput, Mismatch, ServeError, UnknownName
 from serve.resources import configs_path
 from serve.scratch import temporary_folder
 from serve.sim.workload import BASELINES
@@ -47,7 +50,12 @@ if TYPE_CHECKING:
 #: The graphs of a simulated workload, unless others are asked for.
 _POOL = PoolSpec()
 
+_EXIT_CODES = (
+    "Exit codes: 0 done; 1 it failed on the way; 2 wrong arguments, configuration or files, and"
+    " nothing was begun; 130 ended by Ctrl-C. `serve` and `load` have more."
+)
 app = typer.Typer(
+    epilog=_EXIT_CODES,
     help="An inference server for graph neural networks that keeps a promise per request.",
     rich_markup_mode="markdown",
     no_args_is_help=True,
@@ -172,7 +180,7 @@ def check(
 
 @config_app.command("show")
 def config_show(
-    config: ConfigOption, as_json: JsonOption = False, settings: SetOption = None
+    config: ConfigOption = CONFIG_PATH, as_json: JsonOption = False, settings: SetOption = None
 ) -> None:
     """Show every key as the server reads it, and where its value comes from."""
     values = effective_values(config, _settings(settings))
@@ -191,7 +199,7 @@ def config_schema() -> None:
 @app.command()
 def estimate(
     model: Annotated[str, typer.Argument(help="A model of the repository, by name.")],
-    config: ConfigOption,
+    config: ConfigOption = CONFIG_PATH,
     nodes: Annotated[int | None, typer.Option(min=0, help="Nodes of the request's graph.")] = None,
     edges: Annotated[int | None, typer.Option(min=0, help="Edges of the request's graph.")] = None,
     graph: Annotated[
@@ -230,7 +238,7 @@ def estimate(
     setup_logging(level=_log_level("WARNING"))
     loaded = load_config(config, _settings(settings))
     found: ModelEstimate | TrainingEstimate
-    with Steps(_errors) as steps:
+    with Steps(_errors) as steps, _wrong_arguments():
         if graph is None and nodes is not None and edges is not None:
             if (node_ids, fanouts, node_type) != (None, None, None):
                 raise ConfigError("--node-ids, --node-type and --fanouts need --graph")
@@ -283,11 +291,10 @@ def report(
         "since": since, "from": from_time, "until": until, "model": model, "version": version,
         "tenant": tenant, "client": client, "cause": cause,
     }  # fmt: skip
-    code = run_report(
+    run_report(
         *(databases or [db]), chosen=selection_of(filters), machine=machine, as_json=as_json,
         html=html, csv=csv,
     )  # fmt: skip
-    raise typer.Exit(code)
 
 
 @app.command(
@@ -312,9 +319,15 @@ def simulate_command(
     ] = None,
     policy: Annotated[
         str | None,
-        typer.Option(help=f"{', '.join(POLICIES)}; or a baseline: {', '.join(BASELINES)}."),
+        typer.Option(
+            help=f"{', '.join(POLICIES)}; or a baseline, which has a discipline of its own: "
+            f"{', '.join(BASELINES)}. Default: the configuration's."
+        ),
     ] = None,
-    discipline: Annotated[str | None, typer.Option(help=f"{', '.join(DISCIPLINES)}.")] = None,
+    discipline: Annotated[
+        str | None,
+        typer.Option(help=f"{', '.join(DISCIPLINES)}. Default: the configuration's."),
+    ] = None,
     requests: Annotated[int, typer.Option(min=1, help="The number of requests.")] = 1000,
     seed: Annotated[int, typer.Option(help="The seed of tasks and arrival times.")] = 0,
     scale: Annotated[
@@ -410,17 +423,12 @@ def simulate_command(
             )
         print_simulation(found, title, as_json)
         return
-    for name, value in (("workload", workload), ("rho", rho), ("policy", policy),
-                        ("discipline", discipline)):  # fmt: skip
-        if value is None:
-            raise ConfigError(f"--{name} is missing; give it, --replay or --journal")
-    assert workload is not None
-    assert rho is not None
-    assert policy is not None
-    assert discipline is not None
+    if workload is None or rho is None:
+        name = "workload" if workload is None else "rho"
+        raise ConfigError(f"--{name} is missing; give it, --replay or --journal")
     loaded = load_config(config or configs_path() / "dev.toml", _settings(settings))
     with Steps(_errors) as steps:
-        found = simulate_workload(
+        found, title = simulate_workload(
             loaded,
             workload,
             rho,
@@ -434,7 +442,7 @@ def simulate_command(
             front=front,
             progress=steps.tell,
         )
-    print_simulation(found, f"{workload} at ρ {rho:g}: {policy}/{discipline}", as_json)
+    print_simulation(found, title, as_json)
 
 
 @app.command()
@@ -471,11 +479,20 @@ def demo(
     """Start a server on the demo models, send requests and a load, and show the report."""
     from serve.commands.demo import run_demo
 
-    raise typer.Exit(run_demo(folder, duration))
+    run_demo(folder, duration)
 
 
 def _settings(arguments: list[str] | None) -> tuple[Setting, ...]:
     return settings_of(os.environ, arguments or ())
+
+
+@contextmanager
+def _wrong_arguments() -> Iterator[None]:
+    """Take a name that is not there, or a value that is none, for a wrong argument."""
+    try:
+        yield
+    except (InvalidInput, UnknownName, Mismatch) as error:
+        raise ConfigError(str(error)) from error
 
 
 def _log_level(default: str = "INFO") -> str:

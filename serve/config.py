@@ -330,10 +330,7 @@ class ReportConfig(Section, frozen=True):
         """`keep` in ns; None when rows are kept at any age."""
         if self.keep is None:
             return None
-        try:
-            return int(parse_duration(self.keep) * 1e9)
-        except ConfigError as error:
-            raise ConfigError(f"report.keep: {error}") from None
+        return int(parse_duration(self.keep, "report.keep") * 1e9)
 
     @property
     def max_size_bytes(self) -> int | None:
@@ -474,7 +471,14 @@ def _read(
     path: Path, settings: Sequence[Setting]
 ) -> tuple[Config, list[str], dict[str, Any], dict[str, str]]:
     """Return what `read_config` does, the table, and the keys that settings decided."""
-    table, origins, wrong = apply_settings(read_toml(path), settings, Config)
+    try:
+        written = read_toml(path)
+    except ConfigError as error:
+        if path.exists():
+            raise
+        advice = f"`gnnserve init {path.name}` writes one, --config names another"
+        raise ConfigError(f"{error}; {advice}") from error
+    table, origins, wrong = apply_settings(written, settings, Config)
     found, problems = decode_sound(table, Config, str(path), hidden=NO_KEYS)
     config = msgspec.structs.replace(
         found or Config(), base=path.parent.resolve(), file=path.absolute()

@@ -9,7 +9,7 @@ _BYTES = {"B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40,
           "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}  # fmt: skip
 #: Sizes have 63 bits in calls of the system.
 _MOST_BYTES = 2**63
-_SECONDS = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def parse_bytes(text: str, key: str) -> int:
@@ -29,12 +29,17 @@ def parse_bytes(text: str, key: str) -> int:
     return int(size_bytes)
 
 
-def parse_duration(text: str) -> float:
-    """Return the seconds in `"90"`, `"90s"`, `"15m"`, `"1.5h"` or `"7d"`; raises ConfigError."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|)\s*", text)
+def parse_duration(text: str, key: str) -> float:
+    """Return the seconds in `"90s"`, `"15m"`, `"1.5h"` or `"7d"`.
+
+    A number without a unit is none: 30 may be meant as days. Raises ConfigError, which names `key`.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)\s*", text)
     seconds = float(match[1]) * _SECONDS[match[2]] if match else 0.0
     if not 0 < seconds < math.inf:
-        raise ConfigError(f"{text!r} is not a duration; write a number and a unit: '15m', '2h'")
+        raise ConfigError(
+            f"{key}: {text!r} is not a duration; write a number and a unit: '90s', '15m', '30d'"
+        )
     return seconds
 
 

@@ -46,7 +46,7 @@ def pool_of(
     """Return how a cluster is to be; raises ConfigError for a name or a lease that is none."""
     if not name.replace("-", "").isalnum():
         raise ConfigError(f"--name '{name}': letters, digits and '-' only")
-    lease_s = parse_duration(lease)
+    lease_s = parse_duration(lease, "--lease")
     spec = ReplicaSpec(name, str(config.resolve()), tuple(settings or ()), "", lease_s)
     least, most = bounds_of(replicas)
     return Pool(spec, least, host, port, cpus, gpus, least, most, digest_of(spec.config))
@@ -210,7 +210,7 @@ def update(
             settings=spec.settings if settings is None else tuple(settings),
             generation=str(time.time_ns()),
         )
-        pool = update_of(before, after, 0.0 if trial == "0" else parse_duration(trial))
+        pool = update_of(before, after, 0.0 if trial == "0" else parse_duration(trial, "--trial"))
         if replicas is not None:
             least, most = bounds_of(replicas)
             count = min(max(pool.replicas, least), most)

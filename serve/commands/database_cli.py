@@ -77,7 +77,7 @@ def prune_command(
     if keep is None and max_size is None:
         raise ConfigError("give --keep or --max-size, or both")
     retention = Retention(
-        None if keep is None else int(parse_duration(keep) * 1e9),
+        None if keep is None else int(parse_duration(keep, "--keep") * 1e9),
         None if max_size is None else parse_bytes(max_size, "--max-size"),
     )
     deleted = 0

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from serve.commands.options import ConfigOption
+from serve.commands.options import CONFIG_PATH, ConfigOption
 from serve.commands.steps import Steps
 from serve.terminal import Console
 
@@ -79,8 +79,8 @@ def partition_command(
 @app.command("apply")
 def apply_command(
     name: Annotated[str, typer.Argument(help="A shared graph of the configuration.")],
-    config: ConfigOption,
     out: Annotated[Path, typer.Option(help="The folder to write; it is not there yet.")],
+    config: ConfigOption = CONFIG_PATH,
 ) -> None:
     """Write a shared graph anew, with all changes of the sequencer's log, and its parts.
 

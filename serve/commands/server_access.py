@@ -36,7 +36,7 @@ def _admin_socket(target: str) -> Path | None:
 @contextmanager
 def server_client(target: str, token: str | None, ca: Path | None) -> Iterator[Any]:
     """Yield a client; its errors end the command as those of the server do."""
-    from serve.client import Client, ClientError
+    from serve.client import Client, ClientError, Unavailable
 
     make: Callable[..., Client] = Client
     if token is None and ca is None and (socket := _admin_socket(target)) is not None:
@@ -49,4 +49,7 @@ def server_client(target: str, token: str | None, ca: Path | None) -> Iterator[A
         with client:
             yield client
     except ClientError as error:
-        raise ServeError(f"{target}: {error}") from error
+        # As gRPC says that nobody is there; a server that is there has words of its own.
+        lost = isinstance(error, Unavailable) and "connect" in error.message
+        advice = "; is a server running there? --target names another" if lost else ""
+        raise ServeError(f"{target}: {error}{advice}") from error

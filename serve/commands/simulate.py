@@ -37,8 +37,8 @@ def simulate_workload(
     workload: str,
     rho: float,
     *,
-    policy: str,
-    discipline: str,
+    policy: str | None,
+    discipline: str | None,
     requests: int,
     seed: int,
     pool: PoolSpec,
@@ -46,14 +46,17 @@ def simulate_workload(
     machines: int,
     front: str,
     progress: Progress,
-) -> SimReport:
+) -> tuple[SimReport, str]:
     """Serve a workload on a virtual clock, with the times calibrated for `config`'s models.
 
     Its graphs have the sizes of those in `pool`. There are `machines` servers, each with `devices`
     devices like this machine's; `rho` is the load over all of them. Several are behind one front
-    that routes by the rule `front`. `policy` may also name a baseline. Raises ConfigError for an
-    unknown name.
+    that routes by the rule `front`. `policy` may also name a baseline; policy and discipline are
+    `config`'s unless given. Returns the report and its title. Raises ConfigError for an unknown
+    name.
     """
+    policy = policy or config.scheduling.policy
+    discipline = discipline or config.scheduling.discipline
     if not 0 < rho < float("inf"):
         raise ConfigError(f"rho: {rho} must be finite and more than 0")
     device = device_of(config)
@@ -81,7 +84,12 @@ def simulate_workload(
     progress("simulating", 1.0)
     trace = build_trace(header, tasks, count=requests)
     offers = offered(trace, estimator, config.scheduling.qos_factor)
-    return _served(offers, setup)
+    return _served(offers, setup), f"{workload} at ρ {rho:g}: {_system_title(policy, discipline)}"
+
+
+def _system_title(policy: str, discipline: str) -> str:
+    """Name what schedules; a baseline has no discipline that could be chosen."""
+    return policy if policy in BASELINES else f"{policy}/{discipline}"
 
 
 def _setup(
@@ -149,7 +157,7 @@ def simulate_replay(
     offers = offered(trace, estimator, config.scheduling.qos_factor)
     report = _served(offers, setup)
     with_speed = "" if speed == 1 else f" at {speed:g} × its speed"
-    title = f"{path.name}{with_speed}: {policy}/{discipline}"
+    title = f"{path.name}{with_speed}: {_system_title(policy, discipline)}"
     late = late_when_recorded(path)
     return report, title if late is None else f"{title}, {late:.2%} late when recorded"
 

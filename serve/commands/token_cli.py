@@ -9,6 +9,7 @@ import msgspec
 import typer
 from rich.table import Table
 
+from serve.access.principal import Role
 from serve.access.tokens import (
     Token,
     TokensFile,
@@ -21,6 +22,7 @@ from serve.access.tokens import (
 from serve.config import load_config
 from serve.errors import ConfigError
 from serve.terminal import Console
+from serve.toml_tables import decode_table
 from serve.units import parse_duration
 
 app = typer.Typer(help="Make, list and revoke the tokens of a server's tokens file.")
@@ -32,6 +34,7 @@ FileOption = Annotated[
     Path | None, typer.Option("--file", help="The tokens file, instead of the configuration's.")
 ]
 _CONFIG = Path("gnnserve.toml")
+_ROLES = tuple(role.value for role in Role)
 #: Characters of a hash that tell tokens apart for people.
 _ID_LENGTH = 12
 _ID = re.compile(r"[0-9a-f]+")
@@ -58,29 +61,29 @@ def new_command(
 ) -> None:
     """Make a token, add its hash to the tokens file, and print it: it is shown this once."""
     path = _path(config, file)
+    for name in role or ():
+        if name not in _ROLES:
+            raise ConfigError(f"--role: '{name}' is not one of {', '.join(_ROLES)}")
     text = None if certificate is not None else new_token()
     until = None
     if expires is not None:
         try:
             until = datetime.now(UTC).replace(microsecond=0) + timedelta(
-                seconds=parse_duration(expires)
+                seconds=parse_duration(expires, "--expires")
             )
         except OverflowError as error:
             raise ConfigError(f"--expires {expires}: it is too far in the future") from error
-    try:
-        row = msgspec.convert(
-            {
-                "principal": principal,
-                "hash": None if text is None else hash_of(text),
-                "certificate": certificate,
-                "roles": role or ["infer"],
-                "tenant": tenant,
-                "expires": until,
-            },
-            Token,
-        )
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"token new: {error}") from error
+    given = {
+        "principal": principal,
+        "hash": None if text is None else hash_of(text),
+        "certificate": certificate,
+        "roles": role or ["infer"],
+        "tenant": tenant,
+        "expires": until,
+    }
+    row = decode_table(
+        {key: value for key, value in given.items() if value is not None}, Token, "token new"
+    )
     with changing_tokens(path):
         content = read_tokens(path) if path.exists() else TokensFile()
         if certificate is not None and certificate in {one.certificate for one in content.token}:

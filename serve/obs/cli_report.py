@@ -3,7 +3,7 @@
 import csv as csv_format
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from heapq import merge
 from operator import itemgetter
 from pathlib import Path
@@ -30,8 +30,8 @@ def run_report(
     as_json: bool = False,
     html: Path | None = None,
     csv: Path | None = None,
-) -> int:
-    """Report on databases as one; returns the exit code, 2 when one cannot be read.
+) -> None:
+    """Report on databases as one. Raises ConfigError when a file cannot be read or written.
 
     Args:
         databases: One of each server.
@@ -42,12 +42,13 @@ def run_report(
         csv: File for the rows, `-` for standard output.
     """
     chosen = chosen or Selection()
-    try:
+    # Whoever reads standard output may have had enough of it.
+    with suppress(BrokenPipeError):
         found = of_machine(by_machine(databases), machine)
         if csv is not None:
             write_csv(found, chosen, csv)
         if html is None and csv is not None and not as_json:
-            return 0
+            return
         summary, runs = read_summary(found, chosen)
         report = report_of(summary, runs)
         if html is not None:
@@ -57,12 +58,6 @@ def run_report(
             sys.stdout.write(msgspec.json.format(encoded, indent=2).decode() + "\n")
         elif html is None:
             Console().print(render_report(report, runs))
-    except ConfigError as error:
-        sys.stderr.write(f"{error}\n")
-        return 2
-    except BrokenPipeError:
-        return 0
-    return 0
 
 
 def write_csv(

@@ -119,12 +119,13 @@ def main(arguments: list[str]) -> int:
     # The server's process imports this module, and makes no report itself.
     from serve.obs.cli_report import run_report, write_csv
 
-    if form == "json":
-        return run_report(database, chosen=chosen, as_json=True)
-    if form == "html":
-        return run_report(database, chosen=chosen, html=Path("-"))
     try:
-        write_csv({"": database}, chosen, Path("-"), MOST_CSV_ROWS)
+        if form == "json":
+            run_report(database, chosen=chosen, as_json=True)
+        elif form == "html":
+            run_report(database, chosen=chosen, html=Path("-"))
+        else:
+            write_csv({"": database}, chosen, Path("-"), MOST_CSV_ROWS)
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
         return 2

@@ -66,7 +66,9 @@ def selection_of(filters: dict[str, str]) -> Selection:
     if since and first:
         raise ConfigError("since and from exclude each other; give one of them")
     return Selection(
-        from_unix_ns=last(parse_duration(since)).from_unix_ns if since else _moment("from", first),
+        from_unix_ns=last(parse_duration(since, "since")).from_unix_ns
+        if since
+        else _moment("from", first),
         until_unix_ns=_moment("until", end),
         **{name: filters.get(name, "") for name in _COLUMNS},
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from serve.core.disciplines import get_discipline
 from serve.core.params import LANES_PER_CORE, DeviceFacts, SchedulerParams
-from serve.core.policies import get_policy
+from serve.core.policies import POLICIES
 from serve.core.types import Bytes, LaneId, Nanos, QoS, Task, TaskEstimate, TaskId
 from serve.errors import ConfigError
 from serve.sim.device import DeviceModel, Offered
@@ -65,7 +65,9 @@ def make_system(
         shared = tuple(max(1.0, count / cores) for count in range(1, lanes + 1))
         policy, discipline, model = "fifo", "rolling", DeviceModel(slowdown=shared)
     else:
-        get_policy(policy)
+        if policy not in POLICIES:
+            known = f"known: {', '.join(POLICIES)}; baselines: {', '.join(BASELINES)}"
+            raise ConfigError(f"unknown policy '{policy}'; {known}")
         lanes = lanes_per_core * cores
         facts = DeviceFacts(
             Bytes(budget_bytes), _lane_ids(lanes), parallelism=cores, can_suspend=True

@@ -52,6 +52,72 @@ def test_the_key_that_is_wrong_is_told(tmp_path, monkeypatch, capsys):
     assert "write inputs above [model.args]" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("estimate", "nope"), "unknown model 'nope'; the repository holds: gat, gcn, gin, sage"),
+        (
+            ("estimate", "gcn", "--graph", "community", "--node-ids", "2", "--fanouts", "x"),
+            "'x' is",
+        ),
+    ],
+    ids=["model", "fanouts"],
+)
+def test_what_an_estimate_cannot_be_asked_for_is_a_wrong_argument(
+    arguments, told, monkeypatch, capsys
+):
+    size = () if "--graph" in arguments else ("--nodes", "2", "--edges", "2")
+    config = str(ROOT / "configs" / "dev.toml")
+    assert run(*arguments, *size, "--config", config, monkeypatch=monkeypatch) == 2
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("serve",),
+        ("check",),
+        ("config", "show"),
+        ("estimate", "gcn", "--nodes", "1", "--edges", "1"),
+        ("graph", "apply", "g", "--out", "there"),
+        ("token", "list"),
+    ],
+    ids=" ".join,
+)
+def test_a_folder_without_a_configuration_is_told_what_to_do(
+    command, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    assert run(*command, monkeypatch=monkeypatch) == 2
+    said = "gnnserve.toml: cannot be read: No such file or directory; `gnnserve init gnnserve.toml`"
+    assert f"{said} writes one" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        (("report", "--since", "30"), "error: since: '30' is not a duration"),
+        (("report",), "error: gnnserve.db: no such report database"),
+        (("db", "prune", "--keep", "30"), "error: --keep: '30' is not a duration"),
+        (("token", "new", "a", "--file", "t", "--expires", "3"), "error: --expires: '3' is not a"),
+        (
+            ("token", "new", "a", "--file", "t", "--role", "boss"),
+            "error: --role: 'boss' is not one of infer, observe, admin",
+        ),
+        (("model", "list", "--target", "127.0.0.1:1"), "--target names another"),
+        (
+            ("simulate", "--workload", "mix", "--rho", "1", "--policy", "slak"),
+            "sqtf; baselines: default, mps_base, mps_aggr",
+        ),
+    ],
+    ids=lambda value: " ".join(value[:2]) if isinstance(value, tuple) else "",
+)
+def test_a_mistake_is_told_with_its_name_and_rule(command, told, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert run(*command, monkeypatch=monkeypatch) == (1 if "--target" in command else 2)
+    assert told in capsys.readouterr().err
+
+
 @given(st.text(st.characters(exclude_categories=["Cc", "Cs"]), min_size=1))
 def test_any_text_is_printed(text):
     console = Console(file=io.StringIO(), width=80)

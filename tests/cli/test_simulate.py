@@ -70,7 +70,7 @@ def test_several_servers_are_behind_a_front(config):
     assert (found["requests"], found["completed"]) == (20, 20)
     refused = simulate(config, "mix", "--front", "best")
     assert refused.returncode == 2
-    assert f"unknown rule 'best'; known: {', '.join(RULES)}" in refused.stderr
+    assert f"unknown rule of a front 'best'; known: {', '.join(RULES)}" in refused.stderr
 
 
 def test_the_rules_are_told():

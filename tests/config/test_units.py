@@ -7,16 +7,18 @@ from serve.units import format_bytes, format_ms, format_seconds, parse_duration
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("90", 90), ("90s", 90), ("15m", 900), ("1.5h", 5400), ("7d", 604800)]
+    ("text", "seconds"), [("90s", 90), ("15m", 900), ("1.5h", 5400), ("7d", 604800)]
 )
 def test_durations_are_parsed(text, seconds):
-    assert parse_duration(text) == seconds
+    assert parse_duration(text, "keep") == seconds
 
 
-@pytest.mark.parametrize("text", ["", "soon", "0", "-1s", "5 weeks", "9" * 400])
+@pytest.mark.parametrize("text", ["", "soon", "0", "90", "-1s", "5 weeks", "9" * 400])
 def test_no_duration_is_refused(text):
-    with pytest.raises(ConfigError, match="is not a duration"):
-        parse_duration(text)
+    with pytest.raises(
+        ConfigError, match=r"--keep: '.*' is not a duration; write a number and a unit"
+    ):
+        parse_duration(text, "--keep")
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def test_group_mates_are_of_the_same_server(tmp_path):
 
 def test_screen_page_and_json_tell_the_machines(folders, capsys):
     paths, _ = folders
-    assert run_report(*paths) == 0
+    run_report(*paths)
     screen = capsys.readouterr().out
     assert "By machine" in screen
     assert "The worst machine is a: " in screen
@@ -99,7 +99,7 @@ def test_screen_page_and_json_tell_the_machines(folders, capsys):
     assert "By machine" in page
     assert "late answers, on a. Colours" in page
     assert "<b>3 machines</b>" in page
-    assert run_report(*paths, machine="b", as_json=True) == 0
+    run_report(*paths, machine="b", as_json=True)
     assert json.loads(capsys.readouterr().out)["requests"] == 200
 
 
@@ -108,7 +108,7 @@ def test_csv_names_the_machine_and_is_in_order_of_arrival(tmp_path, capsys):
     for path, offsets in zip(paths, ((0, 2), (1, 3)), strict=True):
         rows = [record(f"r{one}", arrived_unix_ns=START_UNIX_NS + one * MS) for one in offsets]
         store_all(path, rows)
-    assert run_report(*paths, csv="-") == 0
+    run_report(*paths, csv="-")
     found = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert [(row["machine"], row["request_uid"]) for row in found] == [
         ("a", "r0"), ("b", "r1"), ("a", "r2"), ("b", "r3"),

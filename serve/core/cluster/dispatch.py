@@ -83,7 +83,7 @@ class DispatchParams:
 
     def __post_init__(self) -> None:
         if self.rule not in RULES:
-            raise ConfigError(f"unknown rule '{self.rule}'; known: {', '.join(RULES)}")
+            raise ConfigError(f"unknown rule of a front '{self.rule}'; known: {', '.join(RULES)}")
         least = min(self.most_attempts, self.most_requests, self.most_misses)
         patience_ns = min(self.patience_ns, self.full_patience_ns)
         if least < 1 or patience_ns < 0 or (self.choices is not None and self.choices < 1):

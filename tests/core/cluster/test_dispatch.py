@@ -322,7 +322,7 @@ def test_ends_of_requests_that_are_over_take_no_room():
     ],
 )
 def test_impossible_parameters_are_refused(params):
-    with pytest.raises(ConfigError, match=r"unknown rule 'best'|at least"):
+    with pytest.raises(ConfigError, match=r"unknown rule of a front 'best'|at least"):
         DispatchParams(**params)
 
 
