@@ -228,7 +228,7 @@ void Front::Client::closed(Stream& stream, std::uint32_t error_code) {
         }
     } else if (auto* call = dynamic_cast<Receiving*>(stream.role.get())) {
         awaited_.erase(stream.id());
-        front.waiting_.erase(call->handle);
+        front.stop_waiting(*call);
         front.counts_.open_calls -= 1;
         if (auto* streaming = dynamic_cast<StreamCall*>(call)) {
             closed_stream(*streaming);

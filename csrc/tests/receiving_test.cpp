@@ -242,6 +242,39 @@ void test_a_connection_has_so_much_of_the_pool(const H2Api& api) {
     CHECK(server.pool->used() == 0 && server.front.counts().receiving_bytes == 0);
 }
 
+// Nothing is left of a call that ends while it waits for the blocks of its own connection.
+void test_who_ends_waits_no_more(const H2Api& api) {
+    constexpr std::int64_t kMost = 12 << 20;
+    Staging server(64 << 20, 600'000'000'000, kMost);
+    auto caller = std::make_unique<Caller>(api, server.front.port());
+    const std::string sent = message(20'000);
+    const auto begin = [&] {
+        Stream* stream = caller->begin(kMethod);
+        stream->write(Piece::of(message_head(sent.size()) + sent.substr(0, sent.size() - 1)));
+        return stream;
+    };
+    Stream* first = begin();
+    begin();
+    server.until(*caller, [&] { return server.pool->used() > 10 << 20; });
+    Stream* waits = begin();
+    server.settle(*caller);
+    caller->connection().reset(*waits, kCancel);
+    server.settle(*caller);
+    first->write(Piece::of(sent.substr(sent.size() - 1)));
+    first->finish({});
+    server.until(*caller, [&] { return server.events.size() == 1; });
+    server.events.clear();
+    for (int i = 0; i < 3; ++i) {
+        begin();
+    }
+    server.settle(*caller);
+    caller = std::make_unique<Caller>(api, server.front.port());
+    caller->send(kMethod, sent);
+    // The end of the first one, and then this one.
+    server.until(*caller, [&] { return server.events.size() == 2; });
+    CHECK(server.events[1].plain != nullptr && server.events[1].plain->message() == sent);
+}
+
 }  // namespace
 
 int main() {
@@ -257,5 +290,6 @@ int main() {
     test_who_waits_in_vain_is_told(*api);
     test_who_claims_and_does_not_send_gives_way(*api);
     test_a_connection_has_so_much_of_the_pool(*api);
+    test_who_ends_waits_no_more(*api);
     return 0;
 }
