@@ -1,8 +1,9 @@
 """The two compiled libraries for devices, through ctypes.
 
 ``libgnnserve_device`` places device memory and is always built with ``serve._core``;
-``libgnnserve_cuda`` talks to CUDA and is built where nvcc is (see csrc/cuda/cuda.cmake). Both lie
-beside ``serve._core``, or in the folder of this package in a checkout that was not installed.
+``libgnnserve_cuda`` has the kernels and is built where nvcc is (see csrc/cuda/cuda.cmake). Either
+talks to CUDA, the first through the runtime that torch has loaded. Both lie beside ``serve._core``,
+or in the folder of this package in a checkout that was not installed.
 """
 
 import ctypes
@@ -45,11 +46,19 @@ def required_path(name: str) -> Path:
 
 
 class CudaLibrary:
-    """``libgnnserve_cuda``. Every call raises CudaError with CUDA's own words."""
+    """CUDA, with our kernels or without. Every call raises CudaError with CUDA's own words."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, kernels: bool = True) -> None:
+        """Load ``libgnnserve_cuda``, or without `kernels` what needs none, once torch is imported.
+
+        Raises CudaError when torch has no CUDA runtime.
+        """
         # Not PyDLL: what waits for the device must not hold the interpreter lock.
-        library = ctypes.CDLL(str(required_path(CUDA_LIBRARY)))
+        library = ctypes.CDLL(str(required_path(CUDA_LIBRARY if kernels else DEVICE_LIBRARY)))
+        if not kernels:
+            library.gnnserve_cuda_open.restype = ctypes.c_char_p
+            if missing := library.gnnserve_cuda_open():
+                raise CudaError(f"torch has loaded no CUDA runtime: {missing.decode()} is missing")
         self._error = library.gnnserve_cuda_error
         self._error.restype, self._error.argtypes = ctypes.c_char_p, [ctypes.c_int]
         pointer, size, code = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
@@ -68,11 +77,6 @@ class CudaLibrary:
         self._replay.argtypes = [pointer, pointer]
         self._forget = library.gnnserve_cuda_forget
         self._forget.argtypes = [pointer]
-        number = ctypes.POINTER(ctypes.c_int)
-        self._partition = library.gnnserve_cuda_partition
-        self._partition.argtypes = [code, code, address, number, number]
-        self._partition_stream = library.gnnserve_cuda_partition_stream
-        self._partition_stream.argtypes = [ctypes.c_uint64, address]
         self._route = library.gnnserve_cuda_route
         self._route.argtypes = [code, pointer, pointer, address]
         self._upload = library.gnnserve_cuda_upload
@@ -83,6 +87,14 @@ class CudaLibrary:
         self.replay_task = ctypes.cast(library.gnnserve_cuda_replay_task, pointer).value or 0
         self._finish = library.gnnserve_cuda_finish
         self._finish.argtypes = [pointer, pointer]
+        self.has_kernels = kernels
+        if not kernels:
+            return
+        number = ctypes.POINTER(ctypes.c_int)
+        self._partition = library.gnnserve_cuda_partition
+        self._partition.argtypes = [code, code, address, number, number]
+        self._partition_stream = library.gnnserve_cuda_partition_stream
+        self._partition_stream.argtypes = [ctypes.c_uint64, address]
         self._gather = library.gnnserve_cuda_gather
         self._gather.argtypes = [
             pointer, pointer, size, size, pointer, pointer, pointer, code, size, pointer,
@@ -160,6 +172,8 @@ class CudaLibrary:
 
     def partition(self, device: int, reserved_sms: int) -> tuple[int, int, int]:
         """See ``lane.cuda.partition.PartitionCalls``."""
+        if not self.has_kernels:
+            raise CudaError(f"that takes {CUDA_LIBRARY}")
         context, kept, whole = ctypes.c_uint64(), ctypes.c_int(), ctypes.c_int()
         self._check(
             self._partition(
@@ -191,7 +205,7 @@ class CudaLibrary:
         shift: bool = True,
         most_threads: int = GATHER_THREADS,
     ) -> None:
-        """Launch out[i] = table[ids[i]]; all addresses are the device's, see cuda/device.cu."""
+        """Launch out[i] = table[ids[i]]; all addresses are the device's, see cuda/gather.cuh."""
         self._check(
             self._gather(
                 table, ids, num_rows, row_bytes, hot, slot_of, out, shift, most_threads, stream

@@ -106,8 +106,9 @@ class Bench:
         merge: bool = True,
         cuda_graphs: Literal["auto", "off"] = "auto",
         graphs: tuple[GraphConfig, ...] = (),
+        kernels: bool = True,
     ) -> Iterator[tuple[Engine, list[RequestRecord]]]:
-        """Yield a started engine, and the list of its records."""
+        """Yield a started engine, with or without our `kernels`, and the list of its records."""
         chosen = self._chosen(lanes, budget, cuda_graphs)
         config = Config(
             server=ServerConfig(max_queue=4096, max_message="16 MiB"),
@@ -119,12 +120,16 @@ class Bench:
             scheduling=SchedulingConfig(policy=policy, discipline=discipline, merge=merge),
             graph=graphs,
         )
-        device = self._device(chosen)
+        device = self._device(chosen, kernels=kernels)
         if self.dry:
             count = lanes or 2
             device = replace(
                 device, lane_cores=((),) * count, parallelism=count, can_suspend=False,
-                places=(DevicePlace("cpu", replay_bytes=int(cuda_graphs == "auto")),),
+                places=(
+                    DevicePlace(
+                        "cpu", replay_bytes=int(cuda_graphs == "auto"), has_kernels=kernels
+                    ),
+                ),
             )  # fmt: skip
         # All parts share it: time on a GPU is short.
         kept = Path("build") / ("gpu-dry" if self.dry else "gpu") / "calibrations"
@@ -163,8 +168,11 @@ class Bench:
             cuda_graphs=cuda_graphs,
         )  # fmt: skip
 
-    def _device(self, chosen: DeviceConfig) -> Device:
-        return find_device(chosen, spare_lanes=False, gpus=None if self.dry else _gpus())
+    def _device(self, chosen: DeviceConfig, *, kernels: bool = True) -> Device:
+        gpus = None
+        if not self.dry:
+            gpus = tuple(replace(gpu, has_kernels=kernels and gpu.has_kernels) for gpu in _gpus())
+        return find_device(chosen, spare_lanes=False, gpus=gpus)
 
 
 def call(name: str, inputs: dict[str, torch.Tensor], **options: Any) -> InferCall:

@@ -92,6 +92,7 @@ def stages(quick: Collection[str] = (), *, dry: bool = False) -> list[Stage]:
         stage("bench.gpu.gather", 190, 45),
         stage("bench.gpu.features", 90, 30),
         serving("pressure", 40, 25),
+        serving("without_kernels", 90, 50),
         stage("bench.gpu.figures", 400, 180, _ENGINE, "serving_figures"),
     ]
     tests = "cmake --build build/gpu/tests && ctest --test-dir build/gpu/tests --output-on-failure"

@@ -9,7 +9,7 @@
 
 #include "copy.hpp"
 #include "errors.cuh"
-#include "simt.cuh"
+#include "export.hpp"
 
 namespace {
 

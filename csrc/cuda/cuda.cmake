@@ -26,7 +26,7 @@ if(GNNSERVE_CUDA AND NOT GNNSERVE_SANITIZE)
   enable_language(CUDA)
   set(CMAKE_CUDA_STANDARD 20)
   add_library(gnnserve_cuda MODULE
-    cuda/device.cu cuda/copies.cu cuda/graph.cu cuda/partition.cu)
+    cuda/device.cu cuda/copies.cu cuda/gather.cu cuda/graph.cu cuda/partition.cu)
   target_include_directories(gnnserve_cuda PRIVATE include cuda)
   # Static, so that it loads where there is no driver, and beside any torch.
   set_target_properties(gnnserve_cuda PROPERTIES CUDA_RUNTIME_LIBRARY Static

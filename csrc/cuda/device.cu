@@ -6,24 +6,12 @@
 #include <cstdint>
 
 #include "errors.cuh"
-// The gather has a file of its own, so that tests can run it on the host.
-#include "gather.cuh"
+#include "export.hpp"
 
 using gnnserve::told;
 
 GNNSERVE_EXPORT const char* gnnserve_cuda_error(int code) {
     return cudaGetErrorString(static_cast<cudaError_t>(code));
-}
-
-// Fails where this library has no code for the device, or the driver is too old for it.
-GNNSERVE_EXPORT int gnnserve_cuda_usable(int device) {
-    cudaError_t error = cudaSetDevice(device);
-    if (error == cudaSuccess) {
-        cudaFuncAttributes attributes{};
-        error = cudaFuncGetAttributes(
-            &attributes, reinterpret_cast<const void*>(&gnnserve::gather_kernel<uint4>));
-    }
-    return told(error);
 }
 
 // Allocates `bytes` of the device's memory until the process ends.

@@ -19,9 +19,8 @@
 
 #include "captured_run.hpp"
 #include "copy.hpp"
+#include "export.hpp"
 #include "run_packet.hpp"
-
-#define GNNSERVE_EXPORT extern "C" __attribute__((visibility("default")))
 
 namespace gnnserve {
 namespace {

@@ -8,7 +8,7 @@
 
 #include <cstdint>
 
-#include "simt.cuh"
+#include "export.hpp"
 
 namespace {
 

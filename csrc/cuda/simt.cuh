@@ -2,7 +2,7 @@
 // another, on the host: csrc/tests/simt.hpp stands in for CUDA where nvcc does not compile.
 #pragma once
 
-#define GNNSERVE_EXPORT extern "C" __attribute__((visibility("default")))
+#include "export.hpp"
 
 #ifdef __CUDACC__
 #include <cuda_runtime.h>

@@ -13,9 +13,8 @@
 #include <new>
 #include <string>
 
+#include "export.hpp"
 #include "gnnserve/device_arena.hpp"
-
-#define GNNSERVE_EXPORT extern "C" __attribute__((visibility("default")))
 
 namespace {
 

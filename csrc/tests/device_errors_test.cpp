@@ -1,11 +1,12 @@
 // A failed call of the CUDA runtime must leave no error behind, or the thread's next launch would
-// be reported as failed. Compiles device.cu over a runtime that fails on request.
+// be reported as failed. Compiles device.cu and gather.cu over a runtime that fails on request.
 
 #include <functional>
 #include <utility>
 #include <vector>
 
 #include "../cuda/device.cu"
+#include "../cuda/gather.cu"
 #include "check.hpp"
 
 namespace {

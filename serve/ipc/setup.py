@@ -33,6 +33,8 @@ class DevicePlace:
     warm_up_bytes: int = 0
     #: Part of the slab that libraries keep, for all lanes together.
     static_bytes: int = 0
+    #: False where libgnnserve_cuda was not built or has no code for the device.
+    has_kernels: bool = True
     #: Multiprocessors that bounded runs stay off, at least.
     reserved_sms: int = 0
     #: True when requests are staged for it, so that the shared memory is pinned.

@@ -138,7 +138,7 @@ def assemble(
         config,
         device.budget_bytes if graphs_count else None,
         graphs_changed,
-        hot_budget_bytes=0 if graphs_count else device.budget_bytes,
+        hot_budget_bytes=device.budget_bytes if device.gathers else 0,
         rows=rows,
     )
     node_requests = NodeRequests(graphs)

@@ -70,6 +70,11 @@ class Device:
         return len(self.places) or 1
 
     @property
+    def gathers(self) -> bool:
+        """True when lanes gather features of resident graphs themselves."""
+        return any(place.has_kernels for place in self.places)
+
+    @property
     def title(self) -> str:
         """Name and number of devices, for people."""
         return self.name if self.count == 1 else f"{self.name} × {self.count}"
@@ -158,6 +163,7 @@ def _gpu_device(config: DeviceConfig, found: tuple[Gpu, ...]) -> Device:
         replay_bytes = min(_REPLAY_BYTES, int(total_bytes * _REPLAY_SHARE) // lanes)
     warm_up_bytes = min(_WARM_UP_BYTES, int(total_bytes * _WARM_UP_SHARE))
     static_bytes = lanes * (3 if config.reserved_sms else 2) * _STREAM_STATIC_BYTES
+    has_kernels = all(gpu.has_kernels for gpu in gpus)
     own_bytes = static_bytes + lanes * replay_bytes + warm_up_bytes
     budget_bytes = int(slab_bytes * (1 - _PIECES_SHARE)) - own_bytes
     if budget_bytes <= 0:
@@ -173,6 +179,7 @@ def _gpu_device(config: DeviceConfig, found: tuple[Gpu, ...]) -> Device:
             replay_bytes=replay_bytes,
             warm_up_bytes=warm_up_bytes,
             static_bytes=static_bytes,
+            has_kernels=has_kernels,
             reserved_sms=config.reserved_sms,
         )
         for gpu in gpus
@@ -182,7 +189,8 @@ def _gpu_device(config: DeviceConfig, found: tuple[Gpu, ...]) -> Device:
         "serving on %s (%s) with %d lanes, %d MiB each", name, where, lanes, budget_bytes >> 20
     )
     return Device(
-        name=f"cuda: {name}",
+        # What is calibrated with kernels does not hold without them.
+        name=f"cuda: {name}" + ("" if has_kernels else ", without kernels"),
         budget_bytes=budget_bytes,
         lane_cores=((),) * lanes,
         parallelism=lanes,

@@ -17,27 +17,42 @@ from importlib import import_module, util
 from pathlib import Path
 from typing import Any
 
-from serve.native_cuda import CUDA_LIBRARY, library_path
+from serve.native_cuda import CUDA_LIBRARY, DEVICE_LIBRARY, library_path, required_path
 
 _log = logging.getLogger(__name__)
 
 #: With a cold page cache, importing torch alone takes up to a minute.
 _PROBE_TIMEOUT_S = 180.0
+#: Its arguments are the libraries without and with kernels, the second empty where there is none.
+#: Tells facts of each device, why the kernels do not run there, and why torch's own do not.
 _PROBE = """
 import ctypes, json, sys, torch
 found = []
 torch.cuda.init()
-library = ctypes.CDLL(sys.argv[1])
-library.gnnserve_cuda_error.restype = ctypes.c_char_p
+device_library = ctypes.CDLL(sys.argv[1])
+device_library.gnnserve_cuda_open.restype = ctypes.c_char_p
+missing = (device_library.gnnserve_cuda_open() or b"").decode()
+library = ctypes.CDLL(sys.argv[2]) if sys.argv[2] else None
+if library:
+    library.gnnserve_cuda_error.restype = ctypes.c_char_p
 for index in range(torch.cuda.device_count()):
     torch.cuda.set_device(index)
     facts = torch.cuda.get_device_properties(index)
     free, total = torch.cuda.mem_get_info(index)
-    code = library.gnnserve_cuda_usable(index)
-    why = library.gnnserve_cuda_error(code).decode() if code else ""
-    able = f"{facts.major}.{facts.minor}"
-    found.append([index, facts.name, str(getattr(facts, "uuid", "")), free, total, able, why])
-torch.zeros(1, device="cuda").item()
+    without = why = ""
+    if library is None:
+        without = "it was not built"
+    elif code := library.gnnserve_cuda_usable(index):
+        told = library.gnnserve_cuda_error(code).decode()
+        without = f"it cannot use capability {facts.major}.{facts.minor}: {told}"
+    if without and missing:
+        why = f"{without}, and the CUDA runtime of torch has no {missing}"
+    try:
+        torch.zeros(1, device="cuda").item()
+    except RuntimeError as error:
+        why = str(error).partition("\\n")[0]
+    uuid = str(getattr(facts, "uuid", ""))
+    found.append([index, facts.name, uuid, free, total, without, why])
 print("found " + json.dumps(found))
 """
 
@@ -53,6 +68,8 @@ class Gpu:
     #: Memory that no process holds now.
     free_bytes: int
     total_bytes: int
+    #: False where only torch's own kernels run.
+    has_kernels: bool = True
 
 
 class NoCuda(Exception):
@@ -73,23 +90,25 @@ def find_gpus(
     version = (cuda_of_torch or _cuda_of_torch)()
     if version is None:
         raise NoCuda("torch is built without it", expected=True)
-    library = library_path(CUDA_LIBRARY)
-    if library is None:
-        raise NoCuda(f"{CUDA_LIBRARY} was not built, see docs/cuda.md")
     started = time.monotonic()
-    said = ask() if ask is not None else _ask(library)
+    said = (ask or _ask)()
     _log.info("asking CUDA took %.1f s", time.monotonic() - started)
     line = next((line for line in said.splitlines() if line.startswith("found ")), None)
     if line is None:
         told = said.strip().splitlines()
         raise NoCuda(told[-1] if told else "the probing process printed nothing")
     found, refused = [], []
-    for *facts, able, why in json.loads(line.removeprefix("found ")):
-        gpu = Gpu(*facts)
+    for *facts, without, why in json.loads(line.removeprefix("found ")):
+        gpu = replace(Gpu(*facts), has_kernels=not without)
         if why:
-            refused.append(f"{CUDA_LIBRARY} cannot use {gpu.name}, of capability {able}: {why}")
-        else:
-            found.append(gpu)
+            refused.append(f"{gpu.name} cannot be used: {why}")
+            continue
+        found.append(gpu)
+        if without:
+            _log.warning(
+                "%s is used without %s (%s): models run on PyG's own code, and the host gathers "
+                "features; see docs/cuda.md", gpu.name, CUDA_LIBRARY, without,
+            )  # fmt: skip
     if not found:
         raise NoCuda("; ".join(refused) or "there is no device")
     for told_why in refused:
@@ -106,14 +125,15 @@ def _cuda_of_torch() -> str | None:
     return version
 
 
-def _ask(library: Path) -> str:
-    """Run a process that uses CUDA and `library`; return its output, or its errors.
+def _ask() -> str:
+    """Run a process that uses CUDA and our libraries; return its output, or its errors.
 
-    Only there it is seen whether the library has code for each device.
+    Only there it is seen whether they have code for each device.
     """
+    libraries = str(required_path(DEVICE_LIBRARY)), str(library_path(CUDA_LIBRARY) or "")
     try:
         found = subprocess.run(
-            [sys.executable, "-c", _PROBE, str(library)],
+            [sys.executable, "-c", _PROBE, *libraries],
             capture_output=True,
             text=True,
             timeout=_PROBE_TIMEOUT_S,

@@ -31,13 +31,12 @@ def asked(monkeypatch):
     """How often a process was started to look for the GPU there is."""
     times = []
 
-    def ask(library):
+    def ask():
         times.append(1)
-        return "found " + json.dumps([[0, "Made up", "", 138 * GIB, 139 * GIB, "9.0", ""]])
+        return "found " + json.dumps([[0, "Made up", "", 138 * GIB, 139 * GIB, "", ""]])
 
     monkeypatch.setattr(probe, "_ask", ask)
     monkeypatch.setattr(probe, "_cuda_of_torch", lambda: "13.0")
-    monkeypatch.setattr(probe, "library_path", lambda _: "there")
     engines._gpus.cache_clear()
     yield times
     engines._gpus.cache_clear()

@@ -1,11 +1,13 @@
 """Run the server's engine on the GPU: right answers, a soak, pressure.
 
-    python -m tests.gpu.serving equality|soak|pressure [--quick] [--dry]
+    python -m tests.gpu.serving equality|without_kernels|soak|pressure [--quick] [--dry]
 
 The engine is the server's own, below gRPC: staging, scheduler, lanes, reports. `equality` asks
 every policy under `rolling` and every discipline under `slack` and compares answers with this
-process's processor. `soak` sends 20,000 requests of four models and checks what is left. `pressure`
-has a budget for half of what its lanes could hold and measures how full it runs. Needs msgspec.
+process's processor. `without_kernels` compares those of a server without `libgnnserve_cuda`, and
+how many it gives in a second. `soak` sends 20,000 requests of four models and checks what is left.
+`pressure` has a budget for half of what its lanes could hold and measures how full it runs. Needs
+msgspec.
 """
 
 import os
@@ -69,25 +71,54 @@ def jobs_in_turns(count: int, graphs: Graphs) -> list[Job]:
     return [(list(MODELS)[i % 4], (7 * i) % len(graphs)) for i in range(count)]
 
 
-def equality(result: Result, bench: Bench) -> None:
-    pairs = [(policy, "rolling") for policy in sorted(POLICIES)]
-    pairs += [("slack", name) for name in sorted(DISCIPLINES) if name != "rolling"]
-    graphs = bench.graphs(3)
+def expected_of(bench: Bench, graphs: Graphs) -> dict[Job, torch.Tensor]:
+    """Return the processor's answers of every model for every graph."""
     with torch.inference_mode():
-        expected = {
+        return {
             (name, i): bench.reference(name)(g["x"], g["edge_index"])
             for name in MODELS
             for i, g in enumerate(graphs)
         }
+
+
+def worst_error(engine: Engine, graphs: Graphs, expected: dict[Job, torch.Tensor]) -> float:
+    """Return the largest relative error of answers, each asked for three times."""
+
+    def error(job: Job) -> float:
+        return relative_error(submit(engine, graphs, job).output, expected[job])
+
+    with ThreadPoolExecutor(12) as threads:
+        return max(threads.map(error, list(expected) * 3))
+
+
+def without_kernels(result: Result, bench: Bench) -> None:
+    graphs = bench.graphs(3)
+    expected = expected_of(bench, graphs)
+    jobs = jobs_in_turns(100 if bench.short else 2_000, graphs)
+    for kernels in (False, True):
+        told = "with" if kernels else "without"
+        what = f"{told} kernels: answers within {LIMIT}"
+        engine_for = bench.engine("slack", "rolling", kernels=kernels)
+        with result.part(what), engine_for as (engine, records):
+            worst = worst_error(engine, graphs, expected)
+            result.check(what, worst <= LIMIT, worst)
+            records.clear()
+            started = time.monotonic()
+            failures = submit_all(engine, graphs, jobs, 12)
+            seconds = time.monotonic() - started
+            check_answered(result, failures, records, len(jobs))
+            result.put(f"requests_per_s, {told} kernels", round(len(jobs) / seconds, 1))
+
+
+def equality(result: Result, bench: Bench) -> None:
+    pairs = [(policy, "rolling") for policy in sorted(POLICIES)]
+    pairs += [("slack", name) for name in sorted(DISCIPLINES) if name != "rolling"]
+    graphs = bench.graphs(3)
+    expected = expected_of(bench, graphs)
     for policy, discipline in pairs[:2] if bench.quick else pairs:
         what = f"{policy}, {discipline}: answers within {LIMIT}"
         with result.part(what), bench.engine(policy, discipline) as (engine, _):
-
-            def error(job: Job, engine: Engine = engine) -> float:
-                return relative_error(submit(engine, graphs, job).output, expected[job])
-
-            with ThreadPoolExecutor(12) as threads:
-                worst = max(threads.map(error, list(expected) * 3))
+            worst = worst_error(engine, graphs, expected)
             result.check(what, worst <= LIMIT, worst)
             result.aim(1, worst <= LIMIT, {f"{policy}, {discipline}": worst})
 
@@ -182,7 +213,12 @@ def fullness(result: Result, shares: list[float], waiting: list[float]) -> None:
         result.aim(6, most <= 1 and found["p50"] >= 0.8, found)
 
 
-PARTS = {"equality": equality, "soak": soak, "pressure": pressure}
+PARTS = {
+    "equality": equality,
+    "without_kernels": without_kernels,
+    "soak": soak,
+    "pressure": pressure,
+}
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from tests.processes import PATIENCE_S, wait_for
 from tests.server.test_engine import CONFIG, call
 
 DEVICES = 2
+HERE = DevicePlace("cpu")
 NODES = 500
 GRAPH = """
 [[graph]]
@@ -49,7 +50,7 @@ FEATURES_OF = {
 class Served:
     """An engine on two devices, and the records of its requests."""
 
-    def __init__(self, trouble, folder):
+    def __init__(self, trouble, folder, place=HERE):
         path = folder / "server.toml"
         # Merged, only the first graph's word would be heard.
         text = CONFIG.format(repository=trouble.root) + "merge = false\n"
@@ -67,7 +68,7 @@ class Served:
             lane_cores=((),),
             parallelism=1,
             can_suspend=False,
-            places=(DevicePlace("cpu"),) * DEVICES,
+            places=(place,) * DEVICES,
         )
         self.records = []
         cache = calibration_cache(config, self.device)
@@ -327,6 +328,25 @@ def test_the_host_gathers_where_lanes_cannot(served, gathers, reference):
         assert len(gathers) == 2
     finally:
         tables._mapped = True
+
+
+def test_the_host_gathers_for_devices_without_kernels(trouble, tmp_path, gathers, reference):
+    """And no memory is taken for hot rows, whatever the configuration wants."""
+    served = Served(trouble, tmp_path, DevicePlace("cpu", has_kernels=False))
+    try:
+        served.engine.start()
+        served.engine.open()
+        tables = served.engine._graphs.tables
+        assert tables.hot_bytes == 0
+        wait_for(lambda: tables._mapped is False, "a device to say that it does not gather")
+        ids = np.array([5, 6])
+        for name, x in served.x.items():
+            output, _ = served.ask_nodes(name, ids)
+            assert_equal(output, reference("gcn", Graph(x, served.edges))[ids])
+        assert len(gathers) == len(served.x)
+    finally:
+        served.engine.stop()
+        served.journal.close()
 
 
 def test_unloading_gives_memory_back_on_every_device(served):

@@ -19,7 +19,9 @@ from serve.server.scheduling import scheduler_params
 from tests.builders import unions_saving
 
 GPU = Gpu(0, "H", "u-1", 80 << 30, 81 << 30)
-SAID = f'noise\nfound [[0, "H", "u-1", {80 << 30}, {81 << 30}, "9.0", ""]]\n'
+SAID = f'noise\nfound [[0, "H", "u-1", {80 << 30}, {81 << 30}, "", ""]]\n'
+
+NO_KERNELS = "cuda: H, without kernels"
 
 
 class Nvml:
@@ -40,11 +42,6 @@ class Nvml:
         return call
 
 
-@pytest.fixture
-def _built(monkeypatch):
-    monkeypatch.setattr(probe, "library_path", lambda _: "/there")
-
-
 def test_this_build_of_torch_is_read_without_importing_it():
     import torch
 
@@ -57,13 +54,6 @@ def test_a_torch_without_cuda_is_no_trouble():
     assert found.value.level == logging.INFO
 
 
-def test_a_library_that_was_not_built_is_named(monkeypatch):
-    monkeypatch.setattr(probe, "library_path", lambda _: None)
-    with pytest.raises(NoCuda, match=r"libgnnserve_cuda\.so was not built"):
-        find_gpus(lambda: "13.0")
-
-
-@pytest.mark.usefixtures("_built")
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
@@ -78,7 +68,6 @@ def test_why_cuda_fails_is_told(said, reason):
     assert found.value.level == logging.WARNING
 
 
-@pytest.mark.usefixtures("_built")
 def test_a_cold_machine_has_three_minutes_and_the_log_says_what_it_took(monkeypatch, caplog):
     def never(*_, timeout, **__):
         raise subprocess.TimeoutExpired("python", timeout)
@@ -90,18 +79,86 @@ def test_a_cold_machine_has_three_minutes_and_the_log_says_what_it_took(monkeypa
     assert "asking CUDA took" in caplog.text
 
 
-@pytest.mark.usefixtures("_built")
-def test_a_gpu_without_code_in_the_library_is_left_out(caplog):
-    old = '[1, "T", "u-2", 8, 9, "7.5", "no kernel image is available"]'
+def test_a_gpu_without_our_kernels_is_used_and_the_log_says_why(caplog):
+    """Where nothing was built, where there is no code for it, and where the driver is too old."""
+    old = '[1, "T", "u-2", 8, 9, "it cannot use capability 7.5: no kernel image", ""]'
     whole = SAID.strip().removesuffix("]")
-    assert find_gpus(lambda: "13.0", lambda: f"{whole}, {old}]", Nvml(fails="nvmlInit")) == (GPU,)
-    reason = "libgnnserve_cuda.so cannot use T, of capability 7.5: no kernel image is available"
+    found = find_gpus(lambda: "13.0", lambda: f"{whole}, {old}]", Nvml(fails="nvmlInit"))
+    assert found == (GPU, Gpu(1, "T", "u-2", 8, 9, has_kernels=False))
+    assert [r.getMessage() for r in caplog.records if r.levelname == "WARNING"] == [
+        "T is used without libgnnserve_cuda.so (it cannot use capability 7.5: no kernel image): "
+        "models run on PyG's own code, and the host gathers features; see docs/cuda.md"
+    ]
+
+
+def test_a_gpu_that_torch_cannot_use_is_left_out(caplog):
+    new = '[1, "B", "u-2", 8, 9, "it was not built", "no kernel image is available"]'
+    whole = SAID.strip().removesuffix("]")
+    assert find_gpus(lambda: "13.0", lambda: f"{whole}, {new}]", Nvml(fails="nvmlInit")) == (GPU,)
+    reason = "B cannot be used: no kernel image is available"
     assert reason in caplog.text
     with pytest.raises(NoCuda, match=reason):
-        find_gpus(lambda: "13.0", lambda: f"found [{old}]")
+        find_gpus(lambda: "13.0", lambda: f"found [{new}]")
 
 
-@pytest.mark.usefixtures("_built")
+@pytest.mark.parametrize("built", [False, True])
+def test_the_probe_tells_what_a_device_lacks(monkeypatch, tmp_path, built):
+    """Its process runs here over a torch and libraries that are made up."""
+    (tmp_path / "torch.py").write_text(FAKE_TORCH)
+    (tmp_path / "ctypes.py").write_text(FAKE_CTYPES)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(probe, "library_path", lambda name: name if built else None)
+    monkeypatch.setattr(probe, "required_path", lambda name: name)
+    found = find_gpus(lambda: "13.0", nvml=Nvml(fails="nvmlInit"))
+    without = Gpu(0, "T", "u-0", 8, 9, has_kernels=False)
+    assert found == (without, Gpu(1, "T", "u-1", 8, 9, has_kernels=built))
+    said = probe._ask()
+    reason = "it cannot use capability 7.5: 209" if built else "it was not built"
+    assert f'[0, "T", "u-0", 8, 9, "{reason}", ""]' in said
+    assert f'{"" if built else reason}", "no kernel image"]' in said
+
+
+#: Three devices, of which torch cannot use the last.
+FAKE_TORCH = """
+from types import SimpleNamespace
+class zeros:
+    def __init__(self, number, device): pass
+    def item(self):
+        if cuda.now == 2: raise RuntimeError("no kernel image\\nmore about that")
+class cuda:
+    init = staticmethod(lambda: None)
+    device_count = staticmethod(lambda: 3)
+    mem_get_info = staticmethod(lambda index: (8, 9))
+    @staticmethod
+    def set_device(index): cuda.now = index
+    @staticmethod
+    def get_device_properties(index):
+        return SimpleNamespace(name="T", major=7, minor=5, uuid=f"u-{index}")
+"""
+#: Our kernels run on all devices but the first.
+FAKE_CTYPES = """
+from types import SimpleNamespace
+c_char_p = None
+class called(SimpleNamespace):
+    def __call__(self, *arguments): return self.answer(*arguments)
+def CDLL(path):
+    assert path in ("libgnnserve_device.so", "libgnnserve_cuda.so")
+    return SimpleNamespace(
+        gnnserve_cuda_open=called(answer=lambda: None),
+        gnnserve_cuda_error=called(answer=lambda code: str(code).encode()),
+        gnnserve_cuda_usable=lambda index: 0 if index else 209,
+    )
+"""
+
+
+def test_devices_without_kernels_neither_gather_nor_share_calibrations(monkeypatch):
+    for gpu, name in ((GPU, "cuda: H"), (replace(GPU, has_kernels=False), NO_KERNELS)):
+        monkeypatch.setattr(device, "find_gpus", lambda gpu=gpu: (gpu,))
+        found = find_device(DeviceConfig(), spare_lanes=False)
+        assert (found.name, found.gathers) == (name, gpu.has_kernels)
+        assert found.places[0].for_calibration().has_kernels is gpu.has_kernels
+
+
 def test_free_memory_is_the_drivers_number():
     nvml = Nvml(free_bytes=79 << 30)
     (gpu,) = find_gpus(lambda: "13.0", lambda: SAID, nvml)
@@ -109,7 +166,6 @@ def test_free_memory_is_the_drivers_number():
     assert nvml.open == 0
 
 
-@pytest.mark.usefixtures("_built")
 @pytest.mark.parametrize(
     "fails", ["nvmlInit", "nvmlDeviceGetHandleByUUID", "nvmlDeviceGetMemoryInfo"]
 )

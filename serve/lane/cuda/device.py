@@ -77,13 +77,13 @@ class CudaDevice:
             simulated = partial(HostQueue, bounded=bool(place.reserved_sms))
             return cls(device, None, simulated, tables, hot, place)
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", _CONNECTIONS)
-        library = CudaLibrary()
+        library = CudaLibrary(kernels=place.has_kernels)
         index = device.index or 0
         pinned = Pinned(library, index)
         arena = DeviceArena.open(library.slab(index, place.slab_bytes), place.slab_bytes)
         arena.install()
         torch.cuda.set_device(device)
-        if not kernels.UNAVAILABLE:
+        if place.has_kernels and not kernels.UNAVAILABLE:
             use_graph_kernels()
         if place.stages:
             pin(pool, pinned, setup.name)

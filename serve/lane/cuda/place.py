@@ -50,7 +50,7 @@ from serve.lane.task import PoolTensors, failed, run_model, stopped, wanted_of
 from serve.lane.warm_up import warm_up
 from serve.models.model_signature import Signature
 from serve.models.repository import ModelSpec
-from serve.native_cuda import GATHER_THREADS
+from serve.native_cuda import CUDA_LIBRARY, GATHER_THREADS
 
 _log = logging.getLogger(__name__)
 
@@ -219,6 +219,8 @@ class CudaPlace:
     def map_table(self, message: MapTable) -> TableMapped:
         """See ``Place``."""
         table = message.table
+        if not self._device.place.has_kernels:
+            return TableMapped(table.number, f"{CUDA_LIBRARY}, which gathers, is not used")
         try:
             with self._device.tables.using(table):
                 self._device.hot.offer(table, message.hot, self._channel.send)
@@ -344,7 +346,7 @@ class CudaPlace:
     def gather_threads(self, signature: Signature) -> int:
         """See ``Place``; a model that declares its inputs has none that the lane gathers."""
         pinned, num_features = self._device.pinned, signature.num_features
-        if pinned is None or not num_features:
+        if pinned is None or not num_features or not self._device.place.has_kernels:
             return 0
         return find_threads(self._queue, pinned, self.meter, num_features)
 

@@ -10,11 +10,12 @@ from serve.lane import clock
 from serve.lane.cuda.arena import LaneMemory
 from serve.lane.cuda.queues import Queue
 from serve.lane.cuda.streams import StreamKind
-from serve.lane.executors import with_executor
+from serve.lane.executors import CannotRun, kernels, with_executor
 from serve.lane.measure.where_measured import Run
 from serve.lane.models.declared import Sizes
 from serve.lane.models.loader import LoadedModel, load_model
 from serve.models.repository import ModelSpec
+from serve.native_cuda import CUDA_LIBRARY
 
 
 def load_on(
@@ -27,7 +28,8 @@ def load_on(
 
     `weights` are the tensors of the model's state that modules share, by name. The first to load
     fills an empty dict; the others take theirs from it, and the device holds them once. When this
-    returns, all of the model is there for all of the device's streams.
+    returns, all of the model is there for all of the device's streams. Raises CannotRun when the
+    executor cannot run it there.
     """
     loaded = load_model(spec)
     if weights:
@@ -35,6 +37,8 @@ def load_on(
     loaded.module.to(device)
     if weights is not None:
         weights.update(loaded.module.state_dict())
+    if executor == "csr" and device.type not in kernels.devices:
+        raise CannotRun(f"{CUDA_LIBRARY}, which has its kernels, is not used")
     # After the move, as an executor may compute tensors from the weights.
     loaded = with_executor(loaded, executor)
     if device.type == "cuda":

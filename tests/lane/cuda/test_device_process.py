@@ -3,6 +3,7 @@
 import mmap
 import os
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -24,12 +25,14 @@ class Cuda:
 
     def __init__(self, monkeypatch):
         self.connections = ""
+        #: Whether our kernels were asked for.
+        self.kernels = None
         #: Size and device of what was pinned.
         self.pinned = []
         #: For each thread the device it uses.
         self.device_of = {}
         arena = SimpleNamespace(install=lambda: None)
-        monkeypatch.setattr(device_module, "CudaLibrary", lambda: self)
+        monkeypatch.setattr(device_module, "CudaLibrary", self._opened)
         monkeypatch.setattr(device_module.DeviceArena, "open", lambda base, size: arena)
         monkeypatch.setattr(kernels, "UNAVAILABLE", "there is no CUDA here")
         monkeypatch.setattr(torch.cuda, "set_device", self._use)
@@ -37,6 +40,10 @@ class Cuda:
         stream = SimpleNamespace(cuda_stream=1)
         streams = SimpleNamespace(Stream=lambda device, priority=0: stream)
         monkeypatch.setattr(cuda_queue, "_cuda", streams)
+
+    def _opened(self, *, kernels):
+        self.kernels = kernels
+        return self
 
     def _use(self, device):
         self.device_of[threading.current_thread().name] = device
@@ -100,3 +107,13 @@ def test_who_calibrates_does_not_pin_what_it_does_not_read(cuda):
     """Pinning takes a second for a gigabyte, for each model anew."""
     opened(PLACE.for_calibration())
     assert cuda.pinned == []
+
+
+def test_without_kernels_of_ours_torch_is_not_told_of_any(cuda, monkeypatch):
+    told = []
+    monkeypatch.setattr(kernels, "UNAVAILABLE", "")
+    monkeypatch.setattr(device_module, "use_graph_kernels", lambda: told.append("kernels"))
+    opened()
+    assert (cuda.kernels, told) == (True, ["kernels"])
+    opened(replace(PLACE, has_kernels=False))
+    assert (cuda.kernels, told) == (False, ["kernels"])

@@ -5,6 +5,7 @@ import torch
 
 from serve.lane.cuda.placed_model import PlacedModel, load_on
 from serve.lane.cuda.queues import HostQueue
+from serve.lane.executors import CannotRun, kernels
 from serve.lane.measure.probe_signature import probe_inputs
 from tests.written_models import written_gcn
 
@@ -23,3 +24,12 @@ def test_an_executor_goes_with_the_model(spec):
     inputs = probe_inputs(20, 60, 1, 6, None)
     expected = load_on(spec, torch.device("cpu"), "eager").run(inputs)
     torch.testing.assert_close(placed.run(inputs), expected)
+
+
+def test_where_a_device_has_no_kernels_of_ours_csr_cannot_run(spec, monkeypatch):
+    monkeypatch.setattr(kernels, "devices", set())
+    with pytest.raises(
+        CannotRun, match=r"libgnnserve_cuda\.so, which has its kernels, is not used"
+    ):
+        load_on(spec, torch.device("cpu"), "csr")
+    assert load_on(spec, torch.device("cpu"), "eager").executor == "eager"
