@@ -13,6 +13,7 @@ from typing import Any, Literal, TextIO
 
 import msgspec
 
+from serve.files import printable
 from serve.threads import Thread
 
 _log = logging.getLogger(__name__)
@@ -110,7 +111,10 @@ class JsonFormatter(logging.Formatter):
         }
         if trace := _trace_of(self, record):
             fields["exception"] = trace
-        return msgspec.json.encode(fields, enc_hook=str).decode()
+        try:
+            return msgspec.json.encode(fields, enc_hook=str).decode()
+        except UnicodeEncodeError:  # of half a character, as the names of files may be
+            return msgspec.json.encode(_printable(fields), enc_hook=str).decode()
 
 
 class TextFormatter(logging.Formatter):
@@ -129,6 +133,15 @@ class TextFormatter(logging.Formatter):
         if trace := _trace_of(self, record):
             line += "\n" + trace
         return line
+
+
+def _printable(value: object) -> object:
+    """Return `value` with the text in it as UTF-8 can have it."""
+    if isinstance(value, dict):
+        return {_printable(name): _printable(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_printable(each) for each in value]
+    return printable(value) if isinstance(value, str) else value
 
 
 def _trace_of(formatter: logging.Formatter, record: logging.LogRecord) -> str | None:

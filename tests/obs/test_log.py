@@ -51,6 +51,17 @@ def test_a_traceback_stays_in_its_line(root):
     assert "ValueError: no\nway" in json.loads(line)["exception"]
 
 
+def test_text_that_is_not_unicode_loses_no_line(root):
+    out = io.StringIO()
+    setup_logging("json", stream=out)
+    extra = {"file": "\udcff.npz", "files": ["\ud800", 3], "of": {"\udc80": 1.5}, "odd": object}
+    logging.getLogger("serve.x").warning("%s is no file", "a\udcff", extra=extra)
+    entry = json.loads(out.getvalue())
+    assert entry["message"] == r"a\udcff is no file"
+    assert (entry["file"], entry["files"]) == (r"\udcff.npz", [r"\ud800", 3])
+    assert (entry["of"], entry["odd"]) == ({r"\udc80": 1.5}, str(object))
+
+
 def test_people_get_text(root):
     out = Terminal()
     setup_logging(stream=out)
