@@ -80,6 +80,9 @@ class Endpoint:
         gone = asyncio.ensure_future(disconnected(request))
         try:
             await self._send_head(reply, {}, send)
+            if request.method == "HEAD":
+                await send({"type": "http.response.body", "body": b""})
+                return
             while True:
                 piece = asyncio.ensure_future(anext(stream, b""))
                 await asyncio.wait((piece, gone), return_when=asyncio.FIRST_COMPLETED)

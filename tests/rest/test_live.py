@@ -123,6 +123,22 @@ def test_watchers_are_bounded_and_places_come_back(live):
         wait_for(free, "a place for one more")
 
 
+def test_who_asks_for_the_head_alone_keeps_no_place(live):
+    with ExitStack() as stack:
+        for _ in range(MOST_WATCHERS + 1):
+            connection = http.client.HTTPConnection(
+                "127.0.0.1", live.gateway.port, timeout=PATIENCE_S
+            )
+            stack.callback(connection.close)
+            connection.request("HEAD", "/live/events")
+            answer = connection.getresponse()
+            assert (answer.status, answer.headers["Content-Type"]) == (200, "text/event-stream")
+            answer.read()
+            # It has an end: the connection is there for the next question.
+            connection.request("HEAD", "/live/events")
+            assert connection.getresponse().status == 200
+
+
 def test_questions_that_wait_are_bounded_and_places_come_back(live):
     """A client may leave, and what it asked stays in the queue of the only thread."""
     begun, over = threading.Event(), threading.Event()
