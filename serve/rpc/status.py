@@ -15,9 +15,11 @@ from serve.wire.messages import RETRY_TRAILER, WireError
 
 _CODES = {code: grpc.StatusCode[code.status] for code in ErrorCode}
 
+_MARK = "…"
 INTERNAL_TEXT = "internal error; the server's log has the details"
-#: gRPC carries the text in a header, percent-encoded, and peers refuse headers over 8 KiB.
-MAX_TEXT = 1000
+#: Longest text, and most bytes that it takes: gRPC carries it in a header, percent-encoded, and
+#: peers refuse headers over 8 KiB.
+MAX_TEXT, MOST_HEADER_BYTES = 1000, 4096
 
 _log = logging.getLogger(__name__)
 
@@ -55,4 +57,19 @@ def abort(context: grpc.ServicerContext, error: Exception) -> NoReturn:
 
 
 def _shorten(text: str) -> str:
-    return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"
+    """Return the text, or as much of it as may be sent, with a mark at its end."""
+    if len(text) <= MAX_TEXT and encoded_bytes(text) <= MOST_HEADER_BYTES:
+        return text
+    kept, left = 0, MOST_HEADER_BYTES - encoded_bytes(_MARK)
+    for character in text[: MAX_TEXT - 1]:
+        left -= encoded_bytes(character)
+        if left < 0:
+            break
+        kept += 1
+    return text[:kept] + _MARK
+
+
+def encoded_bytes(text: str) -> int:
+    """Return the bytes of the text percent-encoded."""
+    plain = sum(" " <= one <= "~" and one != "%" for one in text)
+    return plain + 3 * (len(text.encode("utf-8", "replace")) - plain)

@@ -1,6 +1,7 @@
 """Every error has a place on the wire."""
 
 import logging
+from urllib.parse import quote
 
 import grpc
 import pytest
@@ -9,7 +10,7 @@ import serve.errors
 from serve import client
 from serve.client.errors import ClientError, error_for
 from serve.errors import ErrorCode, InvariantViolation, QueueFull, ServeError
-from serve.rpc.status import INTERNAL_TEXT, MAX_TEXT, status_of
+from serve.rpc.status import INTERNAL_TEXT, MAX_TEXT, MOST_HEADER_BYTES, status_of
 from serve.server.report_rows import refusal_record
 from serve.wire.messages import WireError
 
@@ -89,6 +90,15 @@ def test_texts_stay_within_what_a_header_can_carry():
     text = status_of(serve.errors.ModelError("m" * 10_000)).text
     assert len(text) == MAX_TEXT
     assert text.endswith("m…")
+
+
+@pytest.mark.parametrize("character", ["é", "语", "😀", "%", "\n"])
+def test_a_text_in_any_script_stays_within_a_header(character):
+    for given in (character * 10_000, "m" * 500 + character * 500):
+        text = status_of(serve.errors.ModelError(given)).text
+        assert len(quote(text, safe="")) <= MOST_HEADER_BYTES
+        assert len(quote(text + character, safe="")) > MOST_HEADER_BYTES or len(text) == MAX_TEXT
+        assert text[:-1] == given[: len(text) - 1]
 
 
 def test_every_code_has_one_class_of_the_client():
