@@ -230,6 +230,14 @@ def _integer(name: str, value: Any) -> int | None:
         raise InvalidRequest.local(f"{name}: {value!r} is no integer") from None
 
 
+def count_of(name: str, value: Any) -> int:
+    """Return a count as the wire carries it; raises InvalidRequest, which names the field."""
+    count = _integer(name, value) or 0
+    if not 0 <= count < 1 << 63:
+        raise InvalidRequest.local(f"{name}: {count} must be at least 0 and less than 2**63")
+    return count
+
+
 def _target_us(seconds: float | None) -> int | None:
     """Return a QoS target in µs; raises InvalidRequest for one before the request."""
     if seconds is not None and seconds < 0:

@@ -36,6 +36,7 @@ from serve.client.requests import (
     GivenFanouts,
     Request,
     RequestFields,
+    count_of,
     fanouts_text,
     refuse_unknown,
 )
@@ -254,10 +255,10 @@ class Client(Versions, Jobs):
         request = gnnserve_pb2.EstimateRequest(
             model=model,
             version=version,
-            num_nodes=num_nodes,
-            num_edges=num_edges,
+            num_nodes=count_of("num_nodes", num_nodes),
+            num_edges=count_of("num_edges", num_edges),
             graph=graph,
-            num_ids=num_ids,
+            num_ids=count_of("num_ids", num_ids),
             fanouts=fanouts_text(fanouts) or "",
             node_type=node_type,
         )

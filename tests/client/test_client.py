@@ -347,6 +347,19 @@ def test_estimate_describe_and_report(client, reports):
     assert report["by_model"]["gcn"]["latency_over_qt"]["p50"] == 0.5
 
 
+@pytest.mark.parametrize(
+    ("counts", "words"),
+    [
+        ({"num_nodes": 2**70}, rf"num_nodes: {2**70} must be at least 0 and less than 2\*\*63"),
+        ({"num_edges": -1}, r"num_edges: -1 must be"),
+        ({"graph": "g", "num_ids": 0.5}, r"num_ids: 0\.5 is no integer"),
+    ],
+)
+def test_a_size_that_cannot_be_sent_is_named(client, counts, words):
+    with pytest.raises(InvalidRequest, match=words):
+        client.estimate("gcn", **counts)
+
+
 def test_streams_give_answers_by_position(client):
     requests = [Request(model="gcn", data=data(), request_id=name) for name in ("", "b", "")]
     found = dict(client.infer_stream(requests))
