@@ -7,8 +7,9 @@ request asks one of them for each part that it needs, and the next one when that
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-#: A store that failed is asked last for so long.
-SILENT_NS = 250_000_000
+#: A store that failed is asked last for so long, and for twice as long each time it fails again, up
+#: to a most.
+SILENT_NS, MOST_SILENT_NS = 250_000_000, 4_000_000_000
 #: Share of the patience that a store gets while others of its part have not been asked.
 _FIRST_SHARE = 0.4
 #: What an exchange of rows takes while nothing is known: a round, and each byte.
@@ -27,8 +28,20 @@ class Store:
     asked: int = 0
     #: It failed, and is asked last until then.
     silent_until_ns: int = 0
+    #: For how long it was to be asked last when it failed; 0 when it has answered since.
+    silent_ns: int = 0
     #: It is no server of the graph any more.
     gone: bool = False
+
+    def heard(self) -> None:
+        """Take note that it answered."""
+        self.silent_until_ns = self.silent_ns = 0
+
+    def failed(self, now_ns: int) -> None:
+        """Take note that it failed; that many requests see it fail at once counts once."""
+        if now_ns >= self.silent_until_ns:
+            self.silent_ns = min(2 * self.silent_ns or SILENT_NS, MOST_SILENT_NS)
+        self.silent_until_ns = now_ns + self.silent_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +150,7 @@ class RowFetch:
         """Take note that all rows of the part are here."""
         wanted = self._wanted.pop(part)
         wanted.store.unanswered -= 1
-        wanted.store.silent_until_ns = 0
+        wanted.store.heard()
 
     def failed(self, part: int, told: str, now_ns: int) -> Store | None:
         """Take note of what the store of the part did instead; return whom to ask now.
@@ -146,7 +159,7 @@ class RowFetch:
         """
         wanted = self._wanted.pop(part)
         wanted.store.unanswered -= 1
-        wanted.store.silent_until_ns = now_ns + SILENT_NS
+        wanted.store.failed(now_ns)
         return self._ask(part, now_ns, {**wanted.failed, wanted.store: told})
 
     def overdue(self, now_ns: int) -> list[int]:

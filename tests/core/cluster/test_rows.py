@@ -1,9 +1,11 @@
 """Who is asked for rows of features, and when a request gives up."""
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve.core.cluster.rows import SILENT_NS, RowFetch, Stores, expected_ns
+from serve.core.cluster.rows import MOST_SILENT_NS, SILENT_NS, RowFetch, Stores, expected_ns
 
 MS = 1_000_000
 PATIENCE_NS = 80 * MS
@@ -69,6 +71,37 @@ def test_a_replica_is_asked_when_a_store_fails_and_the_next_request_avoids_it():
     assert RowFetch(stores, (1,), 6 * MS, PATIENCE_NS).asked(1) is then
     # Later it is one like the others again, and gets what the busier one does not.
     assert RowFetch(stores, (1,), 6 * MS + SILENT_NS, PATIENCE_NS).asked(1) is first
+
+
+def test_a_store_that_fails_again_and_again_is_tried_ever_less_often():
+    stores = Stores({"a:1": 1, "b:1": 1})
+    lost, _ = stores.of(1)
+    now_ns, tried_ns = 0, []
+    while now_ns < 30_000 * MS:
+        now_ns += 10 * MS
+        fetch = RowFetch(stores, (1,), now_ns, PATIENCE_NS)
+        if fetch.asked(1) is lost:
+            tried_ns.append(now_ns)
+            fetch.failed(1, "is gone", now_ns)
+        fetch.answered(1)
+    waits_ns = [after - before for before, after in pairwise(tried_ns)]
+    assert waits_ns[0] <= SILENT_NS + 20 * MS
+    assert max(waits_ns) <= MOST_SILENT_NS + 20 * MS
+    assert len(tried_ns) < 15
+    # It is as before once it has answered.
+    lost.heard()
+    lost.failed(now_ns)
+    assert lost.silent_until_ns == now_ns + SILENT_NS
+
+
+def test_that_many_requests_see_a_store_fail_counts_once():
+    stores = Stores({"a:1": 1, "b:1": 1})
+    fetches = [RowFetch(stores, (1,), 0, PATIENCE_NS) for _ in range(20)]
+    lost = fetches[0].asked(1)
+    for fetch in fetches:
+        if fetch.asked(1) is lost:
+            fetch.failed(1, "is gone", MS)
+    assert lost.silent_until_ns == MS + SILENT_NS
 
 
 def test_a_lost_part_names_all_of_its_stores():
