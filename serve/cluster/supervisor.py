@@ -20,6 +20,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 LOCK, LEASE, LOG, VERSION = "lock", "lease", "log", "version"
@@ -48,10 +49,10 @@ def main() -> int:
     over = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda _number, _frame: over.set())
-    failures = 0
+    failures, lease = 0, Lease(folder / LEASE)
     while True:
         began_s = time.monotonic()
-        code = _run(command, folder, lease_s, over)
+        code = _run(command, folder, lease, lease_s, over)
         failures = failures + 1 if time.monotonic() - began_s < _STARTED_S else 0
         if over.is_set() or code in (0, _HOPELESS) or failures == _MOST_FAILURES:
             return code if code >= 0 else 128 - code
@@ -70,7 +71,9 @@ def _locked(file: int) -> bool:
     return False
 
 
-def _run(command: list[str], folder: Path, lease_s: float, over: threading.Event) -> int:
+def _run(
+    command: list[str], folder: Path, lease: "Lease", lease_s: float, over: threading.Event
+) -> int:
     """Run the command until it ends, or has been ended; returns its exit code."""
     log = folder / LOG
     if log.exists():
@@ -80,13 +83,36 @@ def _run(command: list[str], folder: Path, lease_s: float, over: threading.Event
             command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, preexec_fn=_die_with_us
         )
     while child.poll() is None:
-        unwanted_s = time.time() - (folder / LEASE).stat().st_mtime
-        if over.wait(_LOOK_S) or unwanted_s > lease_s:
+        if over.wait(_LOOK_S) or lease.unwanted_s() > lease_s:
             over.set()
             # It ends within the limits of its own configuration.
             child.terminate()
             return child.wait()
     return child.returncode
+
+
+class Lease:
+    """The lease, by the time since its file was last seen changed: clocks may be set."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._seen_ns: int | None = None
+        self._renewed_s = time.monotonic()
+
+    def unwanted_s(self) -> float:
+        """Return how long nobody has renewed it.
+
+        A file that was deleted is written anew, where its folder is still there.
+        """
+        try:
+            changed_ns = self._file.stat().st_mtime_ns
+        except OSError:
+            with suppress(OSError):
+                self._file.touch()
+        else:
+            if changed_ns != self._seen_ns:
+                self._seen_ns, self._renewed_s = changed_ns, time.monotonic()
+        return time.monotonic() - self._renewed_s
 
 
 def _die_with_us() -> None:

@@ -1,15 +1,18 @@
 """A supervised command is started again, renewed, ended in order, and outlives its starter."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
 from bench.kit.result import ROOT
 from bench.kit.waiting import PATIENCE_S, wait_for
 from serve.cluster.supervised import Supervised
+from serve.cluster.supervisor import LEASE, Lease
 from tests.processes import is_running
 
 #: Writes its process id, and `ended` when it ends in order.
@@ -81,6 +84,37 @@ def test_what_nobody_wants_ends_in_order(supervised):
     wait_for(lambda: supervised.pid is None, "the end")
     assert not is_running(pid)
     assert supervised.said().split()[-1] == "ended"
+
+
+def test_a_lease_that_was_deleted_is_written_anew(supervised, tmp_path):
+    start(supervised)
+    pid = child(supervised)
+    lease = tmp_path / "supervised" / LEASE
+    lease.unlink()
+    wait_for(lease.exists, "the lease")
+    assert is_running(pid)
+    supervised.renew()
+    supervised.end(PATIENCE_S)
+    assert supervised.said().split()[-1] == "ended"
+
+
+def test_what_has_lost_its_folder_ends_in_order(supervised, tmp_path):
+    start(supervised, lease_s=0.5)
+    pid = child(supervised)
+    shutil.rmtree(tmp_path / "supervised")
+    wait_for(lambda: not is_running(pid), "the end")
+
+
+def test_a_lease_runs_from_its_renewal_whatever_the_clock_says(tmp_path, monkeypatch):
+    now_s = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
+    (tmp_path / LEASE).touch()
+    lease = Lease(tmp_path / LEASE)
+    for date_s in (0, 10**10, 1):  # as the clock of the machine is set
+        os.utime(tmp_path / LEASE, (date_s, date_s))
+        assert lease.unwanted_s() == 0
+        now_s[0] += 7
+        assert lease.unwanted_s() == 7
 
 
 def test_with_its_supervisor_it_dies(supervised):
