@@ -59,6 +59,11 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def host_port(host: str, port: int) -> str:
+    """Return `host:port`, an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+
+
 class SharedOut(Protocol):
     """What a graph's section says of how it is shared out, see ``config.GraphConfig``."""
 

@@ -19,6 +19,7 @@ from serve.cluster.live_sum import summed
 from serve.cluster.live_watch import LiveWatch
 from serve.cluster.registry import Announcement
 from serve.cluster.replica import state_folder
+from serve.config_cluster import host_port
 from serve.errors import ConfigError
 from serve.obs.http import listening_socket
 from serve.rest.app import make_app
@@ -193,7 +194,7 @@ async def _serve(host: str, port: int, watches: Watches, on_ready: Callable[[str
             if server.started and not said:
                 said = True
                 address, at = listener.getsockname()[:2]
-                on_ready(f"http://{address if ':' not in address else f'[{address}]'}:{at}/")
+                on_ready(f"http://{host_port(address, at)}/")
             await page.over_within(_LOOK_S)
     finally:
         server.should_exit = True

@@ -21,7 +21,7 @@ from serve.cluster.servers_file import write_servers
 from serve.cluster.stores_file import write_stores
 from serve.cluster.supervised import Supervised
 from serve.config import Config, load_config
-from serve.config_cluster import is_loopback
+from serve.config_cluster import host_port, is_loopback
 from serve.config_settings import settings_of
 from serve.core.cluster.probing import Probe
 from serve.core.cluster.seats import OwnSeat, SeatAsked
@@ -165,7 +165,7 @@ class Replica:
             return SeatAsked(machine, seat.address, log.exists(), seat.number)
         if not self._rows_address:
             host, _, port = (rows.listen or "").rpartition(":")
-            self._rows_address = f"{self._host}:{int(port) or _free_port(host)}"
+            self._rows_address = host_port(self._host, int(port) or _free_port(host))
         return SeatAsked(machine, self._rows_address, log.exists())
 
     def sit(self, seat: OwnSeat, stores: Sequence[tuple[str, int]]) -> None:
@@ -244,8 +244,8 @@ class Replica:
         grpc_port = server.grpc_port or _free_port(server.host)
         http_port = server.http_port or _free_port(server.host)
         running = Running(
-            f"{self._host}:{grpc_port}", f"{self._host}:{http_port}", time.time_ns(),
-            self._fingerprint(), self._seat,
+            host_port(self._host, grpc_port), host_port(self._host, http_port),
+            self._next_incarnation(), self._fingerprint(), self._seat,
         )  # fmt: skip
         self.know([running.address])
         settings = [*self._spec.settings, *self._own_settings(running)]
@@ -257,6 +257,11 @@ class Replica:
         version = msgspec.json.encode(running).decode()
         self._supervised.start(command, version, self._spec.lease_s)
         return running
+
+    def _next_incarnation(self) -> int:
+        """Return the time, or later than the machine's last server where the clock was set back."""
+        last = _read(self._supervised.version)
+        return max(time.time_ns(), 0 if last is None else last.incarnation + 1)
 
     def _own_settings(self, running: Running) -> list[str]:
         """Return settings by which servers with one file, on shared storage too, differ."""
@@ -337,6 +342,9 @@ def _read(version: str) -> Running | None:
 
 
 def _free_port(host: str) -> int:
-    with socket.socket() as one:
-        one.bind((host, 0))
+    family, _, _, _, address = socket.getaddrinfo(
+        host.strip("[]") or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    with socket.socket(family) as one:
+        one.bind(address)
         return int(one.getsockname()[1])

@@ -22,6 +22,7 @@ from serve.access.callers import AUTHORIZATION, Callers
 from serve.access.certificates import Certificates
 from serve.access.front_stamps import FrontStamps
 from serve.config import FrontKind, ServerConfig
+from serve.config_cluster import host_port
 from serve.errors import ConfigError, NotReady
 from serve.native import front_lacks, tls_lacks
 from serve.obs.record import ServerRun
@@ -331,7 +332,7 @@ class GrpcServer:
                 self._server.add_insecure_port(self._front.make_backend())
                 name = self._inside.removeprefix("unix-abstract:")
                 return self._front.start(self._host, self._port, name)
-            address = _address(self._host, self._port)
+            address = host_port(self._host, self._port)
             if self._certificates is None:
                 return self._server.add_insecure_port(address)
             # gRPC does not tell whose process has connected, so the file system decides it.
@@ -350,7 +351,7 @@ class GrpcServer:
         """Address at which this host's user reaches the server unencrypted, as gRPC writes it."""
         if self._certificates is not None:
             return self._inside
-        return _address(_LOOPBACK.get(self._host, self._host), self._port)
+        return host_port(_LOOPBACK.get(self._host, self._host), self._port)
 
     def _enable_reflection(self) -> None:
         """Offer reflection of all services, from our own descriptor pool."""
@@ -387,10 +388,6 @@ def _is_native(front: FrontKind, *, encrypted: bool) -> bool:
     if lacks:
         _log.info("the native front is off, and gRPC's own serves: %s; %s", lacks, remedy)
     return not lacks
-
-
-def _address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _options(max_message_bytes: int) -> list[tuple[str, int]]:

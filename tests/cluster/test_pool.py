@@ -2,7 +2,9 @@
 
 import dataclasses
 import errno
+import re
 import sqlite3
+import time
 from contextlib import closing
 
 import msgspec
@@ -362,6 +364,38 @@ def test_a_coordinator_starts_with_a_file_that_lost_power_emptied(tmp_path, monk
         assert isinstance(coordinator.take_seat(SeatAsked("a", "a:5", has_log=True)), SeatGiven)
     finally:
         coordinator.end()
+
+
+def test_a_later_server_is_later_whatever_the_clock_says(tmp_path, monkeypatch):
+    monkeypatch.setattr(Supervised, "start", lambda self, _, version, lease_s: said.append(version))
+    monkeypatch.setattr(Supervised, "version", property(lambda _: said[-1]))
+    said = [""]
+    (tmp_path / "gnnserve.toml").touch()
+    spec = ReplicaSpec("c", str(tmp_path / "gnnserve.toml"))
+    found = []
+    for now_ns in (10**18, 10**18 - 10**9, 10**18 + 10**9):
+        monkeypatch.setattr(time, "time_ns", lambda now_ns=now_ns: now_ns)
+        replica = Replica(spec, "127.0.0.1", tmp_path / "own")
+        with pytest.raises(ConfigError, match="the server did not start"):
+            replica.start()
+        found.append(replica.running.incarnation)
+    assert found == [10**18, 10**18 + 1, 10**18 + 10**9]
+
+
+def test_an_ipv6_machine_is_named_in_brackets(tmp_path, monkeypatch):
+    monkeypatch.setattr(Supervised, "start", lambda *_: None)
+    config = tmp_path / "gnnserve.toml"
+    config.write_text(
+        'server = { host = "::1", grpc_port = 0, http_port = 0 }\n'
+        '[cluster.rows]\nlisten = "[::1]:0"\n'
+        '[[graph]]\nname = "g"\nfile = "g"\nparts = "parts.npy"\n'
+    )
+    replica = Replica(ReplicaSpec("c", str(config)), "::1", tmp_path / "own")
+    assert re.fullmatch(r"\[::1\]:\d+", replica.seat_asked("a").address)
+    with pytest.raises(ConfigError, match="the server did not start"):
+        replica.start()
+    for address in (replica.running.address, replica.running.http_address):
+        assert re.fullmatch(r"\[::1\]:\d+", address)
 
 
 def test_a_server_starts_with_the_part_that_it_was_given(tmp_path, monkeypatch):
