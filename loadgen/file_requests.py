@@ -170,8 +170,8 @@ def _counts(
         if symbol not in told:
             names = [slot.name for slot in interface.inputs if symbol in slot.symbols]
             raise ConfigError(
-                f"{graph.where}: tensor '{names[0]}' is missing, and nothing else tells how many"
-                f" {symbol} there are, which model '{model}' takes; it has"
+                f"{graph.where}: model '{model}' takes '{names[0]}', which the graph lacks, and"
+                f" nothing else tells how many {symbol} there are; the graph has"
                 f" {', '.join(graph.arrays) or 'nothing'}"
             )
     return tuple(told[symbol][0] for symbol in interface.counts)

@@ -117,7 +117,7 @@ class Target:
         if node_type not in found.node_types:
             known = ", ".join(sorted(found.node_types))
             has = f"it has nodes of {known}" if known else "it has one type of nodes"
-            told = f"node type '{node_type}'" if node_type else "give a node type"
+            told = f"node type '{node_type}'" if node_type else "--node-type is missing"
             raise ConfigError(f"graph '{name}': {told}; {has}")
         return int(found.node_types[node_type]), str(found.source)
 

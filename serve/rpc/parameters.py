@@ -11,13 +11,13 @@ from serve.wire.messages import ParameterValue, Unsigned
 
 #: Parameters by name, as they arrived; None for one that holds no value.
 Parameters = Mapping[str, ParameterValue | None]
-#: Member of the protocol's `InferParameter` that a Python type is decoded from.
+#: What a Python type is decoded from: in JSON, and the member of the protocol's `InferParameter`.
 _MEMBERS = {
-    bool: "bool_param",
-    int: "int64_param",
-    str: "string_param",
-    float: "double_param",
-    Unsigned: "uint64_param",
+    bool: "true or false (bool_param)",
+    int: "a whole number (int64_param)",
+    str: "a text (string_param)",
+    float: "a number with decimals (double_param)",
+    Unsigned: "a whole number (uint64_param)",
     type(None): "no value",
 }
 

@@ -21,6 +21,7 @@ from serve.errors import (
     ServeError,
     TooBig,
     UnknownName,
+    VersionReplaced,
 )
 
 _FAILURES: dict[FailReason, type[ServeError]] = {
@@ -40,6 +41,7 @@ _REFUSALS: dict[type[ServeError], str] = {
     InvalidInput: FailReason.INVALID_INPUT.value,
     UnknownName: "not_found",
     NotReady: "not_ready",
+    VersionReplaced: "not_ready",
 }
 
 

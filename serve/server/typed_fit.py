@@ -79,6 +79,8 @@ def fit(graph: str, snapshot: TypedSnapshot, entry: ModelEntry) -> TypedFit:
 def _column_fault(slot: InputSlot, snapshot: TypedSnapshot) -> str:
     """Return why the graph has no such feature for the input; empty when it has."""
     base, of = name_parts(slot.name)
+    if "" in snapshot.nodes and of:
+        return "has one type of nodes"
     if of not in snapshot.nodes:
         return f"has the types {', '.join((*snapshot.nodes, *snapshot.edges))}"
     column = snapshot.nodes[of].columns.get(base)

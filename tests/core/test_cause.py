@@ -73,6 +73,16 @@ def test_a_target_below_the_solo_time_is_the_estimates_doing():
     assert violation_cause(hurried, outcome, outcome.timeline.finished_ns + US) == "estimate"
 
 
+@pytest.mark.parametrize("queue", [0, MS])
+def test_an_answer_as_fast_as_alone_is_late_by_its_target_however_much_work_there_was(queue):
+    hurried = task(0, run_ns=10 * MS, prepare_ns=MS, arrived_ns=5 * MS, target_ns=US)
+    outcome = ending(run=MS, queue=queue, overloaded=True)
+    answered_ns = outcome.timeline.finished_ns
+    assert violation_cause(hurried, outcome, answered_ns) == "estimate"
+    slow = ending(run=12 * MS, queue=queue, overloaded=True)
+    assert violation_cause(hurried, slow, slow.timeline.finished_ns) == "overload"
+
+
 def test_the_network_is_blamed_for_what_was_in_time_from_its_arrival_here_alone():
     outcome = ending(queue=6 * MS)
     answered_ns = TASK.arrived_ns + 17 * MS

@@ -15,8 +15,19 @@ from serve.cli import app
 from serve.config import Config
 from serve.core.disciplines import DISCIPLINES
 from serve.core.policies import POLICIES
+from serve.errors import (
+    InvalidInput,
+    Mismatch,
+    NotPermitted,
+    NotReady,
+    QueueFull,
+    UnknownName,
+    Unsupported,
+    VersionReplaced,
+)
 from serve.models.model_config import ModelConfig
 from serve.obs.explanations import CAUSES, REASONS
+from serve.server.outcomes import refusal_reason
 from tests.docs.pages import PAGES
 
 each_page = pytest.mark.parametrize("page", PAGES)
@@ -172,6 +183,24 @@ def test_causes_and_reasons_are_those_that_the_server_records():
     assert set(re.findall(r"^\| `(\w+)`", table, re.M)) == set(CAUSES)
     table = page[page.index("| reason | meaning |") : page.index("Clients with short deadlines")]
     assert set(re.findall(r"^\| `(\w+)`", table, re.M)) == set(REASONS)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        InvalidInput(""),
+        UnknownName(""),
+        Mismatch(""),
+        NotPermitted(""),
+        Unsupported(""),
+        QueueFull("", 0),
+        NotReady(""),
+        VersionReplaced(""),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_refusal_has_a_reason_that_the_report_explains(error):
+    assert refusal_reason(error) in REASONS
 
 
 def test_stages_of_the_gpu_check_exist():

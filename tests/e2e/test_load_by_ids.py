@@ -65,7 +65,7 @@ def test_nodes_of_one_type_are_asked_about(typed, sender, tmp_path):
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (("--graph", "academic"), "give a node type; it has nodes of author, paper, venue"),
+        (("--graph", "academic"), "--node-type is missing; it has nodes of author, paper, venue"),
         (("--graph", "academic", "--node-type", "book"), "node type 'book'; it has nodes of auth"),
         (("--graph", "acadmic"), "acadmic"),
         ((*TYPED, "--fanouts", "4,x"), "fanouts"),

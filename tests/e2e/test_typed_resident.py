@@ -9,7 +9,7 @@ import pytest
 from bench.kit import academic
 from bench.kit.servers import ServerProcess
 from bench.kit.waiting import PATIENCE_S
-from serve.client import Client, InvalidRequest
+from serve.client import Client, InvalidRequest, Mismatched
 from serve.graphs.academic import academic_graph
 from serve.graphs.features import FeatureKeeper
 from serve.graphs.typed_load import held_typed
@@ -206,6 +206,12 @@ def test_changes_are_seen_whole_and_wrong_ones_refused(client, models):
 def test_what_cannot_be_asked_is_refused_by_name(client, options, told):
     with pytest.raises(InvalidRequest, match=told):
         client.infer("hgt", graph="academic", **options)
+
+
+def test_a_graph_of_one_type_is_told_to_be_one(client):
+    told = r"model 'hgt' takes 'x\.\w+'; graph 'community' has one type of nodes$"
+    with pytest.raises(Mismatched, match=told):
+        client.infer("hgt", graph="community", node_ids=[0])
 
 
 def test_metadata_lists_the_types_that_may_be_asked_about(client):

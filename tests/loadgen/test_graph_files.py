@@ -216,7 +216,8 @@ SHORT = {"x": (-1, 3), "edge_index": (2, -1)}
     ("arrays", "inputs", "message"),
     [
         ({"x": np.ones((2, 4))}, SHORT, r"tensor 'x': shape \[2, 4\]; model 'own' takes \[N, 3\]"),
-        ({"x": np.ones((2, 3))}, SHORT, "'edge_index' is missing, .* how many E .* it has x"),
+        ({"x": np.ones((2, 3))}, SHORT,
+         "'edge_index', which the graph lacks, .* how many E .* the graph has x"),
         ({"x": np.ones((2, 3)), "edge_index": np.array([[0], [2]])}, SHORT,
          "array 'edge_index': ids 2 to 2, of 2 nodes"),
         ({"x": np.ones((2, 3)), "edge_index": np.ones((3, 1), int)}, SHORT,

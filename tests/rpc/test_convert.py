@@ -233,18 +233,18 @@ def test_priority_may_be_unsigned():
 @pytest.mark.parametrize(
     ("name", "value", "says"),
     [
-        ("timeout", "1", "string_param is given, expected int64_param"),
-        ("timeout", 1.0, "double_param is given, expected int64_param"),
+        ("timeout", "1", "a text (string_param) is given, expected a whole number (int64_param)"),
+        ("timeout", 1.0, "(double_param) is given, expected a whole number"),
         ("timeout", -1, "-1 is not in [0, "),
         ("qos_target_us", 0, "0 is not in [1, "),
         ("qos_target_us", 2**62, "is not in [1, "),
-        ("qos_target_us", True, "bool_param is given"),
+        ("qos_target_us", True, "true or false (bool_param) is given"),
         ("priority", -1, "-1 is not in [0, "),
-        ("priority", "high", "expected int64_param or uint64_param"),
-        ("tenant", 4, "int64_param is given, expected string_param"),
+        ("priority", "high", "expected a whole number (int64_param) or"),
+        ("tenant", 4, "(int64_param) is given, expected a text"),
         ("tenant", "t" * 257, "257 characters, at most 256"),
-        ("seed", 0.5, "expected int64_param"),
-        ("graph", 1, "expected string_param"),
+        ("seed", 0.5, "expected a whole number"),
+        ("graph", 1, "expected a text"),
     ],
 )
 def test_parameters_have_types_and_ranges(name, value, says):
@@ -255,7 +255,7 @@ def test_parameters_have_types_and_ranges(name, value, says):
 def test_a_parameter_without_a_value_is_refused():
     request = wired(("x", "FP32", [0, FEATURES]), ("edge_index", "INT64", [2, 0]))
     request.parameters["timeout"].SetInParent()
-    refuse(request, "no value is given, expected int64_param")
+    refuse(request, "no value is given, expected a whole number")
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,10 @@ def test_statistics_count_every_model(engine, client, standard):
             {"models": ",".join(f"m{i}" for i in range(9))},
             "parameter 'models': 9 models are listed, at most 8 are taken",
         ),
-        ({"models": 7}, "parameter 'models': int64_param is given, expected string_param"),
+        (
+            {"models": 7},
+            "parameter 'models': a whole number (int64_param) is given, expected a text",
+        ),
         ({"models": "g" * 2049}, "parameter 'models': 2049 characters, at most 2048 are taken"),
         (
             {"models": "gcn", "version": "1"},

@@ -21,13 +21,17 @@ def violation_cause(
     the run: `interference` when it shared the device, also with a training job, was merged or
     suspended, or lost more time between host and lane, where only other programs can keep it, than
     on the lane; else `estimate`.
-    A target below the estimated solo time, missed with no stage over its share, is the
-    estimate's doing too, and so is all that a run which overran its memory came to wait for.
+    An answer as fast as one alone is late only by a target below that: `estimate`, however much
+    work there was. So is a target below the estimated solo time, missed with no stage over its
+    share, and so is all that a run which overran its memory came to wait for.
     """
-    if answered_ns - task.arrived_ns <= task.qos.target_ns:
-        late = answered_ns - task.arrived_ns + front_ns > task.qos.target_ns
+    latency_ns = answered_ns - task.arrived_ns
+    if latency_ns <= task.qos.target_ns:
+        late = latency_ns + front_ns > task.qos.target_ns
         return "network" if front_ns and late else None
     when, estimate = outcome.timeline, task.estimate
+    if latency_ns <= estimate.solo_ns:
+        return "estimate"
     if when.overloaded:
         return "overload"
     where = outcome.placement
