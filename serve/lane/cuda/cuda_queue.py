@@ -21,6 +21,19 @@ _cuda: Any = torch.cuda
 _URGENT, _ORDINARY = -1, 0
 
 
+#: Pinning that much takes a few tenths of a second, and whoever waits for the process waits for it.
+PART_BYTES = 1 << 30
+
+
+def parts_of(address: int, size_bytes: int) -> Iterator[tuple[int, int]]:
+    """Yield address and bytes of each part of that memory to be pinned; no page is in two parts."""
+    end = address + size_bytes
+    while address < end:
+        part_end = min(end, address // PART_BYTES * PART_BYTES + PART_BYTES)
+        yield address, part_end - address
+        address = part_end
+
+
 class Copies:
     """The two streams for copies of all lanes of a device, one for each direction.
 
@@ -42,18 +55,61 @@ class Pinned:
         self._lock = threading.Lock()
         #: Start and end address, and the start as the device addresses it.
         self._ranges: list[tuple[int, int, int]] = []
+        #: Addresses of the parts of what was pinned in parts, by the address of the first.
+        self._parts: dict[int, list[int]] = {}
 
     def register(self, address: int, size_bytes: int) -> None:
         """Pin that memory until ``unregister``; raises CudaError when CUDA refuses."""
-        seen = self.library.register(address, size_bytes, self._device)
+        self._publish(address, size_bytes, self._register(address, size_bytes))
+
+    def register_in_parts(
+        self, address: int, size_bytes: int, go_on: Callable[[], bool] = lambda: True
+    ) -> bool:
+        """Pin that memory as ``register`` does, a part at a time while `go_on` returns True.
+
+        Kernels may read all of it then; a copy may not reach from one part into another. Returns
+        False when it ended early. Then, and when CUDA refuses, nothing of it is pinned.
+        """
+        parts: list[int] = []
+        shifts: set[int] = set()
+        try:
+            for start, part_bytes in parts_of(address, size_bytes):
+                if not go_on():
+                    self._unregister(parts)
+                    return False
+                seen = self._register(start, part_bytes)
+                parts.append(start)
+                shifts.add(seen - start)
+        except CudaError:
+            self._unregister(parts)
+            raise
+        if len(shifts) > 1:
+            # The device sees the parts apart from each other, but a table must be in one piece.
+            self._unregister(parts)
+            self.register(address, size_bytes)
+            return True
         with self._lock:
-            self._ranges = [*self._ranges, (address, address + size_bytes, seen)]
+            self._parts[address] = parts
+        self._publish(address, size_bytes, address + shifts.pop())
+        return True
 
     def unregister(self, address: int) -> None:
         """Unpin the memory that starts there, before its unmapping; no kernel may still read it."""
         with self._lock:
             self._ranges = [found for found in self._ranges if found[0] != address]
-        self.library.unregister(address)
+            parts = self._parts.pop(address, [address])
+        self._unregister(parts)
+
+    def _register(self, address: int, size_bytes: int) -> int:
+        return self.library.register(address, size_bytes, self._device)
+
+    def _unregister(self, parts: Sequence[int]) -> None:
+        for start in parts:
+            self.library.unregister(start)
+
+    def _publish(self, address: int, size_bytes: int, seen: int) -> None:
+        with self._lock:
+            self._ranges = [*self._ranges, (address, address + size_bytes, seen)]
 
     def seen(self, tensor: torch.Tensor) -> int | None:
         """Return the device's address of the tensor's data; None when it is not pinned."""

@@ -134,7 +134,7 @@ class HotKeeper:
         with os.fdopen(open_memory_file(hot.path, hot.number), "rb") as file:
             ids = np.fromfile(file, np.int64, hot.count)
         with self._tables.using(ref) as table, queue.running():
-            if not table.direct:
+            if not table.read_in_place():
                 raise ValueError("the host reads the features")
             if kept.memory is None:
                 with self._changed:

@@ -9,10 +9,11 @@ import torch
 from serve.graphs.features import FeatureKeeper, MemoryFile, memory_file
 from serve.graphs.hot_set import slots_bytes
 from serve.ipc.messages import HotSetHeld, HotSetRef, TableRef
+from serve.lane.cuda.cuda_queue import Pinned
 from serve.lane.cuda.hot_rows import HotKeeper
 from serve.lane.cuda.queues import HostQueue
 from serve.lane.cuda.tables import Tables
-from tests.lane.cuda.test_tables import FakePinned
+from tests.lane.cuda.test_tables import Library
 from tests.processes import PATIENCE_S
 
 ROWS, COLUMNS = 40, 6
@@ -133,13 +134,13 @@ def test_what_is_kept_is_not_copied_again_and_graphs_are_apart(offers):
 
 
 def test_what_cannot_be_kept_is_told_and_the_next_can(tmp_path, caplog):
-    pinned = FakePinned()
-    offers = Offers(tmp_path, pinned)
+    library = Library()
+    offers = Offers(tmp_path, Pinned(library))
     table = offers.table(0.5)
     small = offers.hot([1, 2], table, memory_bytes=slots_bytes(ROWS) + table.row_bytes)
     offers.offer(table, small)
     assert "2 rows take" in offers.hear().failure
-    pinned.refuses = True
+    library.refuses = lambda size_bytes: True
     unpinned = offers.table(0.5, graph="other")
     offers.offer(unpinned, offers.hot([1], unpinned))
     assert "the host reads the features" in offers.hear().failure
