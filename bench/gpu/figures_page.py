@@ -117,6 +117,10 @@ def _bandwidth(results: Results) -> Iterator[Bar]:
         for who, key in (("ours", "gb_per_s"), ("torch.sparse", "torch_sparse_gb_per_s")):
             speed = row[key]["median"]
             yield f"{row['degrees']} degrees, width {row['width']}: {who}", speed, f"{speed:g} GB/s"
+        for name, found in row["variants_gb_per_s"].items():
+            speed = found["median"]
+            label = f"{row['degrees']} degrees, width {row['width']}: ours, csr_{name}"
+            yield label, speed, f"{speed:g} GB/s"
 
 
 def _isolation(results: Results) -> Iterator[Bar]:

@@ -4,8 +4,9 @@
 
 - forward passes of the paper's models on `csr` against PyG as written: milliseconds, peak memory,
   answers against the processor's (of large graphs against PyG's on the GPU);
-- aggregation in GB/s of the bytes that have to be read and written, against torch.sparse and a copy
-  on the device, on even and on heavy-tailed degrees.
+- aggregation in GB/s of the bytes that have to be read and written, by each variant of the kernels,
+  against torch.sparse (cuSPARSE, and whether it gives the same bits every time) and a copy on the
+  device: on even and heavy-tailed degrees, and where half of the edges end in four nodes.
 
 Needs the extension, msgspec and safetensors.
 """
@@ -108,8 +109,15 @@ def aggregation(result: Result, rig: Rig, sizes: tuple[tuple[int, int], ...]) ->
     num_nodes, num_edges = sizes[-1]
     even = torch.randint(num_nodes, (2, num_edges), generator=torch.Generator().manual_seed(0))
     tailed = graph(num_nodes, num_edges, 1)["edge_index"]
-    for degrees, edges in (("even", even), ("heavy-tailed", tailed)):
-        made = Csr(edges.to(rig.device), num_nodes, replace_loops=False, edges=False)
+    hubs = even.clone()
+    hubs[1, ::2] %= 4
+    for degrees, edges in (("even", even), ("heavy-tailed", tailed), ("hubs", hubs)):
+        there = edges.to(rig.device)
+        graphs = [
+            Csr(there, num_nodes, replace_loops=False, edges=False, variant=at)
+            for at in range(len(kernels.VARIANTS))
+        ]
+        made = graphs[0]
         begin = made.tensor[: num_nodes + 1]
         source = made.tensor[num_nodes + 1 :]
         matrix = torch.sparse_csr_tensor(
@@ -117,13 +125,22 @@ def aggregation(result: Result, rig: Rig, sizes: tuple[tuple[int, int], ...]) ->
         )
         for width in WIDTHS:
             x = torch.randn(num_nodes, width, device=rig.device)
-            ours = rig.time_s(partial(kernels.aggregate, made, x), 7)
-            theirs = rig.time_s(partial(torch.matmul, matrix, x), 7)
+            ways = {
+                name: partial(kernels.aggregate, one, x)
+                for name, one in zip(kernels.VARIANTS, graphs, strict=True)
+            }
+            times = rig.in_turns_ms({**ways, "torch_sparse": partial(torch.matmul, matrix, x)}, 7)
             gigabytes = (num_edges * (4 + 4 * width) + num_nodes * 4 * width) / 1e9
+            speeds = {
+                name: spread([1e3 * gigabytes / ms for ms in found], 1)
+                for name, found in times.items()
+            }
             rows.append({
                 "degrees": degrees, "most": int(begin.diff().max()), "width": width,
-                "gb_per_s": spread([gigabytes / t for t in ours], 1),
-                "torch_sparse_gb_per_s": spread([gigabytes / t for t in theirs], 1),
+                "gb_per_s": speeds.pop(kernels.VARIANTS[0]),
+                "torch_sparse_gb_per_s": speeds.pop("torch_sparse"),
+                "variants_gb_per_s": speeds,
+                "torch_sparse_repeats": all(torch.equal(matrix @ x, matrix @ x) for _ in range(5)),
             })  # fmt: skip
     result.put("aggregate", rows)
 

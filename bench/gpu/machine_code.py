@@ -18,18 +18,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SOURCES = Path(__file__).resolve().parent.parent.parent / "csrc"
+_ROWS = "(Aggregation, Tile, std::int32_t)"
+_HEAVY = "(Aggregation, Tile, std::int32_t, std::int64_t, const float*)"
+_ATTEND = "(Attention, Tile, std::int32_t)"
 #: The kernels that rows go through, on columns that units of 16 bytes fill: one unit a lane, and
 #: two.
 KERNELS = {
     f"{name} {units}": f"{kernel}<{argument}, 4, {units}>{parameters}"
     if kernel == "attend_rows"
-    else f"{kernel}<4, {units}, {argument}>{parameters}"
-    for name, kernel, argument, parameters in (
-        ("sum", "aggregate_rows", "Reduce::kSum", "(Aggregation, Tile, bool)"),
-        ("max", "aggregate_rows", "Reduce::kMax", "(Aggregation, Tile, bool)"),
-        ("additive", "attend_rows", "Score::kAdditive", "(Attention, Tile, bool)"),
-        ("dynamic", "attend_rows", "Score::kDynamic", "(Attention, Tile, bool)"),
-        ("dot", "attend_rows", "Score::kDot", "(Attention, Tile, bool)"),
+    else f"{kernel}<4, {units}, {argument}{variant}>{parameters}"
+    for name, kernel, argument, variant, parameters in (
+        ("sum", "aggregate_rows", "Reduce::kSum", ", 8, false", _ROWS),
+        ("sum, few ahead", "aggregate_rows", "Reduce::kSum", ", 4, false", _ROWS),
+        ("sum, shuffled", "aggregate_rows", "Reduce::kSum", ", 8, true", _ROWS),
+        ("max", "aggregate_rows", "Reduce::kMax", ", 8, false", _ROWS),
+        ("sum of pieces", "aggregate_heavy", "Reduce::kSum", "", _HEAVY),
+        ("additive", "attend_rows", "Score::kAdditive", "", _ATTEND),
+        ("dynamic", "attend_rows", "Score::kDynamic", "", _ATTEND),
+        ("dot", "attend_rows", "Score::kDot", "", _ATTEND),
     )
     for units in (1, 2)
 }
@@ -71,7 +77,8 @@ def compiled(name: str, architecture: str = "sm_90") -> Found:
         ran = subprocess.run(command, capture_output=True, text=True, timeout=600)
         if ran.returncode:
             raise RuntimeError(f"{name}: nvcc says {ran.stderr}")
-        told = ran.stderr.partition("_rows")[2]  # of the first kernel, the one asked for
+        # Of the first kernel, the one asked for.
+        told = ran.stderr.partition("Compiling entry function")[2]
         spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", told)
         registers = re.search(r"Used (\d+) registers", told)
         if spills is None or registers is None:

@@ -190,17 +190,17 @@ __device__ inline std::int64_t row_teams(const Attention& call) {
     return call.average ? 1 : call.heads;
 }
 
-// One team per row and head, or per row when heads are averaged. With `pieces`, heavy rows are left
-// to the next two kernels.
+// One team per row and head, or per row when heads are averaged. Rows of more than `most_slots` are
+// left to the next two kernels.
 template <Score kScore, int kFloats, int kUnits>
-__global__ void attend_rows(Attention call, Tile tile, bool pieces) {
+__global__ void attend_rows(Attention call, Tile tile, std::int32_t most_slots) {
     const std::int64_t pair = thread_of_grid() / tile.team;
     const std::int64_t row = pair / row_teams(call);
     if (row >= call.graph.rows) {
         return;
     }
     const Slots slots = slots_of_row(call.graph, row);
-    if (!pieces || !is_heavy(slots)) {
+    if (slots.end - slots.begin <= most_slots) {
         store_row<kFloats, kUnits>(call, tile, row, pair % row_teams(call), [&](std::int64_t head) {
             return attend_slots<kScore, kFloats, kUnits>(call, tile, slots, head);
         });
@@ -215,12 +215,13 @@ struct PieceSoftmax {
 
 // One team per piece and head.
 template <Score kScore, int kFloats, int kUnits>
-__global__ void attend_pieces(Attention call, Tile tile, std::int64_t pieces, PieceSoftmax kept) {
+__global__ void attend_pieces(Attention call, Tile tile, std::int32_t chunk_slots,
+                              std::int64_t pieces, PieceSoftmax kept) {
     const std::int64_t pair = thread_of_grid() / tile.team;
     if (pair >= pieces * call.heads) {
         return;
     }
-    const Slots slots = slots_of_piece(call.graph, pair / call.heads);
+    const Slots slots = slots_of_piece(call.graph, pair / call.heads, chunk_slots);
     if (slots.begin == slots.end) {
         return;
     }
@@ -236,23 +237,34 @@ __global__ void attend_pieces(Attention call, Tile tile, std::int64_t pieces, Pi
 // One team per chunk and head, or per chunk when heads are averaged. It combines the pieces of the
 // heavy row that begins in the chunk.
 template <int kFloats, int kUnits>
-__global__ void attend_heavy(Attention call, Tile tile, std::int64_t chunks, PieceSoftmax kept) {
+__global__ void attend_heavy(Attention call, Tile tile, std::int32_t chunk_slots,
+                             std::int64_t chunks, PieceSoftmax kept) {
     const std::int64_t pair = thread_of_grid() / tile.team;
     if (pair >= chunks * row_teams(call)) {
         return;
     }
-    const Slots slots = heavy_row_of(call.graph, pair / row_teams(call));
+    const Slots slots = heavy_row_of(call.graph, pair / row_teams(call), chunk_slots);
     if (slots.begin == slots.end) {
         return;
     }
+    const RowPieces pieces(slots, chunk_slots);
+    const Slots all{slots.row, 0, pieces.count};
     store_row<kFloats, kUnits>(
         call, tile, slots.row, pair % row_teams(call), [&](std::int64_t head) {
             Softmax<kFloats, kUnits> softmax;
-            each_piece(slots, [&](std::int64_t piece, bool) {
-                const std::int64_t at = piece * call.heads + head;
-                Columns<kFloats, kUnits> values[1];
-                values[0].load(tile, kept.values + at * call.channels);
-                softmax.add(1, {kept.sums[2 * at]}, {kept.sums[2 * at + 1]}, values);
+            each_group<kUnitsAhead / 2 / kUnits>(all, [&](auto count, std::int32_t s) {
+                constexpr int kCount = decltype(count)::value;
+                Columns<kFloats, kUnits> values[kCount];
+                float most[kCount];
+                float sum[kCount];
+                GNNSERVE_UNROLL(kCount)
+                for (int i = 0; i < kCount; ++i) {
+                    const std::int64_t at = pieces.at(slot_of_group(all, s, i)) * call.heads + head;
+                    values[i].load(tile, kept.values + at * call.channels);
+                    most[i] = kept.sums[2 * at];
+                    sum[i] = kept.sums[2 * at + 1];
+                }
+                softmax.add(all.end - s, most, sum, values);
             });
             return softmax;
         });

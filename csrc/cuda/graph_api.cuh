@@ -3,6 +3,9 @@
 // as a number. None allocates memory or waits.
 #pragma once
 
+#include <cstdint>
+#include <limits>
+
 #include "aggregate.cuh"
 #include "attend.cuh"
 #include "csr.cuh"
@@ -47,8 +50,27 @@ int with_layout(const Layout& layout, Work work) {
     return layout.two ? work(Constant<1>{}, Constant<2>{}) : work(Constant<1>{}, Constant<1>{});
 }
 
+// Calls work(ahead, shuffled) with the variant's values as compile-time constants.
+template <typename Work>
+int with_variant(const Variant& variant, const Layout& layout, Work work) {
+    if (variant.units_ahead == 4) {
+        return work(Constant<4>{}, Constant<false>{});
+    }
+    // A group of slots must be in the lanes of one team.
+    return variant.shuffled && layout.tile.team >= kUnitsAhead
+               ? work(Constant<kUnitsAhead>{}, Constant<true>{})
+               : work(Constant<kUnitsAhead>{}, Constant<false>{});
+}
+
+// Returns the most slots of a row that one team reduces, in a graph of so many.
+inline std::int32_t most_slots_of_row(const Variant& variant, std::int64_t slots) {
+    return slots > kSlotsWithoutPieces ? variant.heavy_slots()
+                                       : std::numeric_limits<std::int32_t>::max();
+}
+
 template <Reduce kReduce>
-int run_aggregate(const Aggregation& call, std::int64_t slots, float* partial, void* stream) {
+int run_aggregate(const Aggregation& call, std::int64_t slots, const Variant& variant,
+                  float* partial, void* stream) {
     const Layout layout =
         layout_for(call.width, bits(call.x) | bits(call.out) | bits(partial) |
                                    bits(call.finish.skip) | bits(call.finish.bias));
@@ -59,24 +81,32 @@ int run_aggregate(const Aggregation& call, std::int64_t slots, float* partial, v
         const auto grid = [&](std::int64_t teams) {
             return dim3(blocks_for(teams * tile.team), layout.tiles);
         };
+        const std::int32_t chunk_slots = variant.chunk_slots;
+        const std::int64_t chunks = variant.chunks_of(slots);
         const bool in_pieces = slots > kSlotsWithoutPieces;
-        int error = launch(&aggregate_rows<kFloats, kUnits, kReduce>, grid(call.graph.rows),
-                           kBlockThreads, stream, call, tile, in_pieces);
-        if (error != kSuccess || !in_pieces) {
-            return error;
-        }
-        const std::int64_t chunks = chunks_of(slots);
-        error = launch(&aggregate_pieces<kFloats, kUnits, kReduce>, grid(kPieces * chunks),
-                       kBlockThreads, stream, call, tile, kPieces * chunks, partial);
-        return error != kSuccess
+        const int error = with_variant(variant, layout, [&](auto ahead, auto shuffled) {
+            constexpr int kAhead = decltype(ahead)::value;
+            constexpr bool kShuffled = decltype(shuffled)::value;
+            const int rows = launch(&aggregate_rows<kFloats, kUnits, kReduce, kAhead, kShuffled>,
+                                    grid(call.graph.rows), kBlockThreads, stream, call, tile,
+                                    most_slots_of_row(variant, slots));
+            return rows != kSuccess || !in_pieces
+                       ? rows
+                       : launch(&aggregate_pieces<kFloats, kUnits, kReduce, kAhead, kShuffled>,
+                                grid(kPieces * chunks), kBlockThreads, stream, call, tile,
+                                chunk_slots, kPieces * chunks, partial);
+        });
+        return error != kSuccess || !in_pieces
                    ? error
                    : launch(&aggregate_heavy<kFloats, kUnits, kReduce>, grid(chunks), kBlockThreads,
-                            stream, call, tile, chunks, static_cast<const float*>(partial));
+                            stream, call, tile, chunk_slots, chunks,
+                            static_cast<const float*>(partial));
     });
 }
 
 template <Score kScore>
-int run_attend(const Attention& call, std::int64_t slots, float* partial, void* stream) {
+int run_attend(const Attention& call, std::int64_t slots, const Variant& variant, float* partial,
+               void* stream) {
     const std::uint64_t wide =
         kScore == Score::kAdditive ? 0 : bits(call.left) | bits(call.right) | bits(call.att);
     const Layout layout =
@@ -92,26 +122,29 @@ int run_attend(const Attention& call, std::int64_t slots, float* partial, void* 
         const std::int64_t row_teams = call.average ? 1 : call.heads;
         const bool in_pieces = slots > kSlotsWithoutPieces;
         int error = launch(&attend_rows<kScore, kFloats, kUnits>, grid(call.graph.rows * row_teams),
-                           kBlockThreads, stream, call, tile, in_pieces);
+                           kBlockThreads, stream, call, tile, most_slots_of_row(variant, slots));
         if (error != kSuccess || !in_pieces) {
             return error;
         }
-        const std::int64_t chunks = chunks_of(slots);
+        const std::int32_t chunk_slots = variant.chunk_slots;
+        const std::int64_t chunks = variant.chunks_of(slots);
         const std::int64_t pieces = kPieces * chunks;
         const PieceSoftmax kept{partial, partial + pieces * call.heads * call.channels};
         error = launch(&attend_pieces<kScore, kFloats, kUnits>, grid(pieces * call.heads),
-                       kBlockThreads, stream, call, tile, pieces, kept);
-        return error != kSuccess ? error
-                                 : launch(&attend_heavy<kFloats, kUnits>, grid(chunks * row_teams),
-                                          kBlockThreads, stream, call, tile, chunks, kept);
+                       kBlockThreads, stream, call, tile, chunk_slots, pieces, kept);
+        return error != kSuccess
+                   ? error
+                   : launch(&attend_heavy<kFloats, kUnits>, grid(chunks * row_teams), kBlockThreads,
+                            stream, call, tile, chunk_slots, chunks, kept);
     });
 }
 
 }  // namespace gnnserve
 
 // Returns the upper bound of pieces for a graph of that many slots: the size of `partial` below.
-GNNSERVE_EXPORT std::int64_t gnnserve_graph_pieces(std::int64_t slots) {
-    return gnnserve::kPieces * gnnserve::chunks_of(slots);
+// `variant` is a place in kVariants, here and below.
+GNNSERVE_EXPORT std::int64_t gnnserve_graph_pieces(std::int64_t slots, int variant) {
+    return gnnserve::kPieces * gnnserve::kVariants[variant].chunks_of(slots);
 }
 
 // Returns the scratch bytes of gnnserve_graph_csr.
@@ -177,8 +210,8 @@ GNNSERVE_EXPORT int gnnserve_graph_normalise(const std::int32_t* begin, const st
 // aggregate of aggregate.hpp; `reduce` is a Reduce. The graph has at most `slots` slots; `partial`
 // is [pieces, width].
 GNNSERVE_EXPORT int gnnserve_graph_aggregate(const std::int32_t* begin, const std::int32_t* source,
-                                             std::int64_t rows, std::int64_t slots, float* partial,
-                                             const float* x, const float* weight,
+                                             std::int64_t rows, std::int64_t slots, int variant,
+                                             float* partial, const float* x, const float* weight,
                                              std::int64_t width, int reduce, const float* skip,
                                              float skip_scale, const float* bias, int relu,
                                              float* out, void* stream) {
@@ -195,24 +228,22 @@ GNNSERVE_EXPORT int gnnserve_graph_aggregate(const std::int32_t* begin, const st
                            out};
     switch (call.reduce) {
         case Reduce::kMax:
-            return run_aggregate<Reduce::kMax>(call, slots, partial, stream);
+            return run_aggregate<Reduce::kMax>(call, slots, kVariants[variant], partial, stream);
         case Reduce::kMin:
-            return run_aggregate<Reduce::kMin>(call, slots, partial, stream);
+            return run_aggregate<Reduce::kMin>(call, slots, kVariants[variant], partial, stream);
         default:
-            return run_aggregate<Reduce::kSum>(call, slots, partial, stream);
+            return run_aggregate<Reduce::kSum>(call, slots, kVariants[variant], partial, stream);
     }
 }
 
 // attend of aggregate.hpp; `score` is a Score. The graph has at most `slots` slots; `partial` is
 // [pieces · heads · (channels + 2)].
-GNNSERVE_EXPORT int gnnserve_graph_attend(const std::int32_t* begin, const std::int32_t* source,
-                                          std::int64_t rows, std::int64_t slots, float* partial,
-                                          int score, const float* left, const float* right,
-                                          const float* edge, const std::int32_t* slot_edge,
-                                          int added_loops, const float* att, float scale,
-                                          const float* value, std::int64_t heads,
-                                          std::int64_t channels, int average, const float* skip,
-                                          const float* bias, float* out, void* stream) {
+GNNSERVE_EXPORT int gnnserve_graph_attend(
+    const std::int32_t* begin, const std::int32_t* source, std::int64_t rows, std::int64_t slots,
+    int variant, float* partial, int score, const float* left, const float* right,
+    const float* edge, const std::int32_t* slot_edge, int added_loops, const float* att,
+    float scale, const float* value, std::int64_t heads, std::int64_t channels, int average,
+    const float* skip, const float* bias, float* out, void* stream) {
     using namespace gnnserve;
     if (rows == 0 || heads * channels == 0) {
         return kSuccess;
@@ -235,11 +266,11 @@ GNNSERVE_EXPORT int gnnserve_graph_attend(const std::int32_t* begin, const std::
                          out};
     switch (call.score) {
         case Score::kAdditive:
-            return run_attend<Score::kAdditive>(call, slots, partial, stream);
+            return run_attend<Score::kAdditive>(call, slots, kVariants[variant], partial, stream);
         case Score::kDynamic:
-            return run_attend<Score::kDynamic>(call, slots, partial, stream);
+            return run_attend<Score::kDynamic>(call, slots, kVariants[variant], partial, stream);
         default:
-            return run_attend<Score::kDot>(call, slots, partial, stream);
+            return run_attend<Score::kDot>(call, slots, kVariants[variant], partial, stream);
     }
 }
 

@@ -54,4 +54,11 @@ __device__ inline float team_sum(float value, int team) {
     return value;
 }
 
+// Returns the value of the team's `from`-th lane to all of them; all must call it with the same
+// `from`.
+template <typename Value>
+__device__ inline Value team_get(Value value, int from, int team) {
+    return __shfl_sync(team_lanes(team), value, from, team);
+}
+
 }  // namespace gnnserve

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <iterator>
 #include <random>
 #include <vector>
 
@@ -83,9 +84,11 @@ struct Graph {
         slots = begin.back();
     }
 
-    std::int64_t pieces() const { return gnnserve_graph_pieces(room); }
+    std::int64_t pieces(int variant) const { return gnnserve_graph_pieces(room, variant); }
     Csr csr() const { return {begin.data(), source.data(), rows}; }
 };
+
+constexpr int kVariantCount = std::size(gnnserve::kVariants);
 
 bool close(const Floats& found, const Floats& expected) {
     float scale = 1e-6F;
@@ -163,12 +166,13 @@ void test_no_edges() {
 
 // Every slot of a heavy row is in exactly one of its pieces, slots of other rows are in none, and
 // the row is combined from just these pieces.
-void check_pieces(const Csr& csr, std::int64_t room, std::int64_t pieces) {
+void check_pieces(const Csr& csr, std::int64_t room, std::int64_t pieces,
+                  std::int32_t chunk_slots) {
     std::vector<int> covered(static_cast<std::size_t>(room), 0);
     std::vector<std::int64_t> row_of(static_cast<std::size_t>(pieces), -1);
     for (std::int64_t piece = 0; piece < pieces; ++piece) {
-        const auto part = gnnserve::slots_of_piece(csr, piece);
-        CHECK(part.end - part.begin <= gnnserve::kChunkSlots);
+        const auto part = gnnserve::slots_of_piece(csr, piece, chunk_slots);
+        CHECK(part.end - part.begin <= chunk_slots);
         for (std::int32_t s = part.begin; s < part.end; ++s) {
             ++covered[static_cast<std::size_t>(s)];
             row_of[static_cast<std::size_t>(piece)] = part.row;
@@ -176,22 +180,29 @@ void check_pieces(const Csr& csr, std::int64_t room, std::int64_t pieces) {
     }
     std::vector<int> begun(static_cast<std::size_t>(csr.rows), 0);
     for (std::int64_t chunk = 0; chunk < pieces / gnnserve::kPieces; ++chunk) {
-        const auto row = gnnserve::heavy_row_of(csr, chunk);
+        const auto row = gnnserve::heavy_row_of(csr, chunk, chunk_slots);
         if (row.begin == row.end) {
             continue;
         }
         ++begun[static_cast<std::size_t>(row.row)];
-        gnnserve::each_piece(row, [&](std::int64_t piece, bool) {
+        const gnnserve::RowPieces of_row(row, chunk_slots);
+        std::int32_t next = row.begin;
+        for (std::int32_t i = 0; i < of_row.count; ++i) {
+            const std::int64_t piece = of_row.at(i);
             CHECK(row_of[static_cast<std::size_t>(piece)] == row.row);
             row_of[static_cast<std::size_t>(piece)] = -1;
-        });
+            const auto part = gnnserve::slots_of_piece(csr, piece, chunk_slots);
+            CHECK(part.begin == next);
+            next = part.end;
+        }
+        CHECK(next == row.end);
     }
     for (const std::int64_t row : row_of) {
         CHECK(row == -1);
     }
     for (std::int64_t i = 0; i < csr.rows; ++i) {
         const auto row = gnnserve::slots_of_row(csr, i);
-        const int times = gnnserve::is_heavy(row) ? 1 : 0;
+        const int times = gnnserve::is_heavy(row, chunk_slots) ? 1 : 0;
         CHECK(begun[static_cast<std::size_t>(i)] == times);
         for (std::int32_t s = row.begin; s < row.end; ++s) {
             CHECK(covered[static_cast<std::size_t>(s)] == times);
@@ -209,10 +220,14 @@ void test_pieces() {
         }
         const Graph graph(edges, true);
         const Csr csr = graph.csr();
-        check_pieces(csr, graph.room, graph.pieces());
-        for (const std::int64_t first : {1, 17, 18, 19}) {
-            check_pieces({csr.begin + first, csr.source, csr.rows - first}, graph.room,
-                         graph.pieces());
+        for (int variant = 0; variant < kVariantCount; ++variant) {
+            const std::int32_t chunk_slots = gnnserve::kVariants[variant].chunk_slots;
+            const std::int64_t pieces = graph.pieces(variant);
+            check_pieces(csr, graph.room, pieces, chunk_slots);
+            for (const std::int64_t first : {1, 17, 18, 19}) {
+                check_pieces({csr.begin + first, csr.source, csr.rows - first}, graph.room, pieces,
+                             chunk_slots);
+            }
         }
     }
 }
@@ -220,21 +235,27 @@ void test_pieces() {
 // A caller that does not know whether a graph has edge ids asks for twice the chunks; with more
 // than 2^30 edges their slots exceed int32.
 void test_chunks_behind_the_last_slot() {
-    const Graph graph(random_edges(1, 5, 3 * gnnserve::kHeavySlots), false);
-    const Csr csr = graph.csr();
-    const std::int64_t last = gnnserve::chunks_of(csr.begin[csr.rows]) - 1;
-    CHECK(gnnserve::slots_of_piece(csr, gnnserve::kPieces * last).end == csr.begin[csr.rows]);
-    for (const std::int64_t chunk :
-         {last + 1, (std::int64_t{1} << 21) - 1, std::int64_t{1} << 21, std::int64_t{3} << 20}) {
-        for (std::int64_t piece = 0; piece < gnnserve::kPieces; ++piece) {
-            const auto slots = gnnserve::slots_of_piece(csr, gnnserve::kPieces * chunk + piece);
-            CHECK(slots.begin == slots.end);
+    for (const gnnserve::Variant& variant : gnnserve::kVariants) {
+        const std::int32_t chunk_slots = variant.chunk_slots;
+        const Graph graph(random_edges(1, 5, 3 * variant.heavy_slots()), false);
+        const Csr csr = graph.csr();
+        const std::int64_t last = variant.chunks_of(csr.begin[csr.rows]) - 1;
+        CHECK(gnnserve::slots_of_piece(csr, gnnserve::kPieces * last, chunk_slots).end ==
+              csr.begin[csr.rows]);
+        for (const std::int64_t chunk : {last + 1, (std::int64_t{1} << 21) - 1,
+                                         std::int64_t{1} << 21, std::int64_t{3} << 20}) {
+            for (std::int64_t piece = 0; piece < gnnserve::kPieces; ++piece) {
+                const auto slots =
+                    gnnserve::slots_of_piece(csr, gnnserve::kPieces * chunk + piece, chunk_slots);
+                CHECK(slots.begin == slots.end);
+            }
+            const auto row = gnnserve::heavy_row_of(csr, chunk, chunk_slots);
+            CHECK(row.begin == row.end);
         }
-        const auto row = gnnserve::heavy_row_of(csr, chunk);
-        CHECK(row.begin == row.end);
     }
 }
 
+// Of every variant; those that cut rows alike give the same bits.
 void test_aggregate(const Edges& edges, std::int64_t width) {
     Graph graph(edges, false);
     const auto size = edges.rows * width;
@@ -242,21 +263,25 @@ void test_aggregate(const Edges& edges, std::int64_t width) {
     const Floats skip = random_floats(size);
     const Floats bias = random_floats(width);
     const Floats weight = random_floats(graph.room);
-    Floats partial(static_cast<std::size_t>(graph.pieces() * width), NAN);
     for (const Reduce reduce : {Reduce::kSum, Reduce::kMean, Reduce::kMax, Reduce::kMin}) {
         for (const bool all : {false, true}) {
             const float* weights = all ? weight.data() : nullptr;
             const gnnserve::Finish finish =
                 all ? gnnserve::Finish{skip.data(), 0.5F, bias.data(), true} : gnnserve::Finish{};
             Floats expected(x.size());
-            Floats found(x.size(), NAN);
             gnnserve::aggregate(
                 {graph.csr(), x.data(), weights, width, reduce, finish, expected.data()});
-            CHECK(gnnserve_graph_aggregate(graph.begin.data(), graph.source.data(), edges.rows,
-                                           graph.room, partial.data(), x.data(), weights, width,
-                                           static_cast<int>(reduce), finish.skip, finish.skip_scale,
-                                           finish.bias, finish.relu, found.data(), nullptr) == 0);
-            CHECK(close(found, expected));
+            std::vector<Floats> found(kVariantCount, Floats(x.size(), NAN));
+            for (int variant = 0; variant < kVariantCount; ++variant) {
+                Floats partial(static_cast<std::size_t>(graph.pieces(variant) * width), NAN);
+                CHECK(gnnserve_graph_aggregate(graph.begin.data(), graph.source.data(), edges.rows,
+                                               graph.room, variant, partial.data(), x.data(),
+                                               weights, width, static_cast<int>(reduce),
+                                               finish.skip, finish.skip_scale, finish.bias,
+                                               finish.relu, found[variant].data(), nullptr) == 0);
+                CHECK(close(found[variant], expected));
+            }
+            CHECK(found[0] == found[2] && found[0] == found[3]);
         }
     }
 }
@@ -267,17 +292,19 @@ void test_extremes_of_no_numbers(const Edges& edges, std::int64_t width) {
     for (std::size_t i = 0; i < x.size(); i += 37) {
         x[i] = NAN;
     }
-    Floats partial(static_cast<std::size_t>(graph.pieces() * width));
     for (const Reduce reduce : {Reduce::kMax, Reduce::kMin}) {
         Floats expected(x.size());
-        Floats found(x.size());
         gnnserve::aggregate({graph.csr(), x.data(), nullptr, width, reduce, {}, expected.data()});
-        CHECK(gnnserve_graph_aggregate(graph.begin.data(), graph.source.data(), edges.rows,
-                                       graph.room, partial.data(), x.data(), nullptr, width,
-                                       static_cast<int>(reduce), nullptr, 1, nullptr, 0,
-                                       found.data(), nullptr) == 0);
-        for (std::size_t i = 0; i < x.size(); ++i) {
-            CHECK(std::isnan(found[i]) == std::isnan(expected[i]));
+        for (int variant = 0; variant < kVariantCount; ++variant) {
+            Floats partial(static_cast<std::size_t>(graph.pieces(variant) * width));
+            Floats found(x.size());
+            CHECK(gnnserve_graph_aggregate(graph.begin.data(), graph.source.data(), edges.rows,
+                                           graph.room, variant, partial.data(), x.data(), nullptr,
+                                           width, static_cast<int>(reduce), nullptr, 1, nullptr, 0,
+                                           found.data(), nullptr) == 0);
+            for (std::size_t i = 0; i < x.size(); ++i) {
+                CHECK(std::isnan(found[i]) == std::isnan(expected[i]));
+            }
         }
     }
 }
@@ -297,9 +324,7 @@ void test_attend(const Edges& edges, Score score, std::int64_t heads, std::int64
         const Floats skip = random_floats(edges.rows * out_width);
         const Floats bias = random_floats(out_width);
         Floats alpha(static_cast<std::size_t>(graph.room * heads));
-        Floats partial(static_cast<std::size_t>(graph.pieces() * heads * (channels + 2)), NAN);
         Floats expected(static_cast<std::size_t>(edges.rows * out_width));
-        Floats found(expected.size(), NAN);
         for (const bool all : {false, true}) {
             const float* edges_too = all && additive ? edge.data() : nullptr;
             const gnnserve::Finish finish =
@@ -307,12 +332,19 @@ void test_attend(const Edges& edges, Score score, std::int64_t heads, std::int64
             gnnserve::attend({graph.csr(), score, left.data(), right.data(), edges_too,
                               graph.edge.data(), loops, att.data(), 0.2F, value.data(), heads,
                               channels, average, finish, alpha.data(), expected.data()});
-            CHECK(gnnserve_graph_attend(
-                      graph.begin.data(), graph.source.data(), edges.rows, graph.room,
-                      partial.data(), static_cast<int>(score), left.data(), right.data(), edges_too,
-                      graph.edge.data(), loops, att.data(), 0.2F, value.data(), heads, channels,
-                      average, finish.skip, finish.bias, found.data(), nullptr) == 0);
-            CHECK(close(found, expected));
+            // They differ in the chunks only, which heavy rows are cut at.
+            for (int variant = 0; variant < (edges.count() > 1000 ? 2 : 1); ++variant) {
+                Floats partial(
+                    static_cast<std::size_t>(graph.pieces(variant) * heads * (channels + 2)), NAN);
+                Floats found(expected.size(), NAN);
+                CHECK(gnnserve_graph_attend(graph.begin.data(), graph.source.data(), edges.rows,
+                                            graph.room, variant, partial.data(),
+                                            static_cast<int>(score), left.data(), right.data(),
+                                            edges_too, graph.edge.data(), loops, att.data(), 0.2F,
+                                            value.data(), heads, channels, average, finish.skip,
+                                            finish.bias, found.data(), nullptr) == 0);
+                CHECK(close(found, expected));
+            }
         }
     }
 }

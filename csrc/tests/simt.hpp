@@ -10,6 +10,7 @@
 #include <setjmp.h>
 #include <ucontext.h>
 
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -73,9 +74,9 @@ public:
         }
     }
 
-    float shuffle_xor(unsigned lanes, float value, int distance) {
+    // Returns the 32 bits that lane `other` brought.
+    std::uint32_t shuffle(unsigned lanes, std::uint32_t value, unsigned other) {
         const unsigned lane = threadIdx.x % kLanes;
-        const unsigned other = lane ^ static_cast<unsigned>(distance);
         if ((lanes >> lane & 1U) == 0 || (lanes >> other & 1U) == 0) {
             fail("a shuffle with a lane that is not asked to it");
         }
@@ -176,14 +177,25 @@ private:
     std::unique_ptr<char[]> stacks_[kLanes];
     unsigned ended_ = 0;
     unsigned waits_for_[kLanes]{};
-    float brought_[kLanes]{};
-    float taken_[kLanes]{};
+    std::uint32_t brought_[kLanes]{};
+    std::uint32_t taken_[kLanes]{};
 };
 
 }  // namespace simt
 
 inline float __shfl_xor_sync(unsigned lanes, float value, int distance) {
-    return simt::Block::current().shuffle_xor(lanes, value, distance);
+    const unsigned other = threadIdx.x % simt::kLanes ^ static_cast<unsigned>(distance);
+    return std::bit_cast<float>(
+        simt::Block::current().shuffle(lanes, std::bit_cast<std::uint32_t>(value), other));
+}
+
+template <typename Value>
+Value __shfl_sync(unsigned lanes, Value value, int from, int width) {
+    const unsigned lane = threadIdx.x % simt::kLanes;
+    const unsigned other = lane / static_cast<unsigned>(width) * static_cast<unsigned>(width) +
+                           static_cast<unsigned>(from % width);
+    return std::bit_cast<Value>(
+        simt::Block::current().shuffle(lanes, std::bit_cast<std::uint32_t>(value), other));
 }
 
 inline std::int32_t atomicMax(std::int32_t* to, std::int32_t value) {

@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <limits>
 #include <optional>
 #include <set>
@@ -42,9 +43,9 @@ struct Functions {
     int (*spread)(const std::int32_t*, Index, Floats, float, float*, void*);
     int (*normalise)(const std::int32_t*, const std::int32_t*, Index, Floats, float*, float*,
                      void*);
-    int (*aggregate)(const std::int32_t*, const std::int32_t*, Index, Index, void*, Floats, Floats,
-                     Index, int, Floats, float, Floats, int, float*, void*);
-    int (*attend)(const std::int32_t*, const std::int32_t*, Index, Index, void*, int, Floats,
+    int (*aggregate)(const std::int32_t*, const std::int32_t*, Index, Index, int, void*, Floats,
+                     Floats, Index, int, Floats, float, Floats, int, float*, void*);
+    int (*attend)(const std::int32_t*, const std::int32_t*, Index, Index, int, void*, int, Floats,
                   Floats, Floats, const std::int32_t*, int, Floats, float, Floats, Index, Index,
                   int, Floats, Floats, float*, void*);
     int (*head_dots)(Floats, Floats, Index, Index, Index, float*, void*);
@@ -108,9 +109,11 @@ struct Sorted {
 
 // Returns room for `width` floats of every piece that heavy nodes are put together of; also where
 // no node is heavy, and in whole bytes a slot, as memory estimates are linear.
-Tensor pieces(const Tensor& graph, Index slots, Index width) {
+Tensor pieces(const Tensor& graph, Index slots, Index width, Index variant) {
+    require(variant >= 0 && variant < static_cast<Index>(std::size(kVariants)), "no such variant");
+    const Index chunk_slots = kVariants[variant].chunk_slots;
     const Index piece_bytes = 4 * kPieces * width;
-    const Index bytes = slots * ((piece_bytes + kChunkSlots - 1) / kChunkSlots) + piece_bytes;
+    const Index bytes = slots * ((piece_bytes + chunk_slots - 1) / chunk_slots) + piece_bytes;
     return Tensor::empty_on(graph.device(), {bytes}, Dtype::kUint8);
 }
 
@@ -184,6 +187,7 @@ void boxed_aggregate(Value* stack, std::uint64_t, std::uint64_t) {
     const float skip_scale = take.real();
     const std::optional<Tensor> bias = take.optional_tensor();
     const bool relu = take.flag();
+    const Index variant = take.integer();
 
     require(x.dim() == 2, "x must be [N, F]");
     require(reduce >= 0 && reduce <= static_cast<Index>(Reduce::kMin), "no such reduction");
@@ -192,12 +196,13 @@ void boxed_aggregate(Value* stack, std::uint64_t, std::uint64_t) {
     const Sorted sorted(graph, rows, false);
     const float* features = floats(x, rows * width, "x");
     Tensor out = Tensor::empty_on(x.device(), {rows, width}, Dtype::kFloat32);
-    const Tensor partial = pieces(graph, sorted.room, width);
-    launched("aggregate", functions.aggregate(
-                              sorted.begin, sorted.source, rows, sorted.room, partial.data<void>(),
-                              features, floats(weight, "weight"), width, static_cast<int>(reduce),
-                              floats(skip, rows * width, "skip"), skip_scale,
-                              floats(bias, width, "bias"), relu, out.data<float>(), stream_of(x)));
+    const Tensor partial = pieces(graph, sorted.room, width, variant);
+    launched("aggregate",
+             functions.aggregate(
+                 sorted.begin, sorted.source, rows, sorted.room, static_cast<int>(variant),
+                 partial.data<void>(), features, floats(weight, "weight"), width,
+                 static_cast<int>(reduce), floats(skip, rows * width, "skip"), skip_scale,
+                 floats(bias, width, "bias"), relu, out.data<float>(), stream_of(x)));
     give(stack, std::move(out));
 }
 
@@ -217,6 +222,7 @@ void boxed_attend(Value* stack, std::uint64_t, std::uint64_t) {
     const std::optional<Tensor> edge = take.optional_tensor();
     const std::optional<Tensor> skip = take.optional_tensor();
     const std::optional<Tensor> bias = take.optional_tensor();
+    const Index variant = take.integer();
 
     require(value.dim() == 2, "value must be [N, heads * C]");
     const Index rows = value.size(0), width = value.size(1);
@@ -232,13 +238,14 @@ void boxed_attend(Value* stack, std::uint64_t, std::uint64_t) {
     const float* rights = floats(right, scored, "right");
     const float* values = floats(value, rows * width, "value");
     Tensor out = Tensor::empty_on(value.device(), {rows, out_width}, Dtype::kFloat32);
-    const Tensor partial = pieces(graph, sorted.room, heads * (channels + 2));
-    launched("attend", functions.attend(
-                           sorted.begin, sorted.source, rows, sorted.room, partial.data<void>(),
-                           static_cast<int>(score), lefts, rights, floats(edge, "edge"),
-                           sorted.edge, added_loops, floats(att, width, "att"), scale, values,
-                           heads, channels, average, floats(skip, rows * out_width, "skip"),
-                           floats(bias, out_width, "bias"), out.data<float>(), stream_of(value)));
+    const Tensor partial = pieces(graph, sorted.room, heads * (channels + 2), variant);
+    launched("attend",
+             functions.attend(
+                 sorted.begin, sorted.source, rows, sorted.room, static_cast<int>(variant),
+                 partial.data<void>(), static_cast<int>(score), lefts, rights, floats(edge, "edge"),
+                 sorted.edge, added_loops, floats(att, width, "att"), scale, values, heads,
+                 channels, average, floats(skip, rows * out_width, "skip"),
+                 floats(bias, out_width, "bias"), out.data<float>(), stream_of(value)));
     give(stack, std::move(out));
 }
 

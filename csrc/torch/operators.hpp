@@ -1,4 +1,5 @@
 // The kernels along edges as PyTorch operators; serve/lane/executors/kernels.py documents them.
+// `variant` is a place in kVariants of pieces.hpp; the processor has one way only.
 #pragma once
 
 #include <string>
@@ -13,7 +14,7 @@ inline constexpr torch_abi::Schema kSchemas[] = {
     {"normalise", "normalise(Tensor graph, SymInt rows, bool edges, Tensor? weight) -> Tensor"},
     {"aggregate",
      "aggregate(Tensor graph, Tensor x, Tensor? weight, int reduce, Tensor? skip, "
-     "float skip_scale, Tensor? bias, bool relu) -> Tensor"},
+     "float skip_scale, Tensor? bias, bool relu, int variant=0) -> Tensor"},
     {"combine",
      "combine(Tensor graph, SymInt rows, SymInt width, bool edges, Tensor? x, Tensor? target, "
      "Tensor? edge, Tensor? map, Tensor? value, int gate, int reduce, Tensor? skip, "
@@ -21,7 +22,7 @@ inline constexpr torch_abi::Schema kSchemas[] = {
     {"attend",
      "attend(Tensor graph, bool edges, bool added_loops, int score, Tensor left, Tensor right, "
      "Tensor value, int heads, float scale, bool average, Tensor? att, Tensor? edge, "
-     "Tensor? skip, Tensor? bias) -> Tensor"},
+     "Tensor? skip, Tensor? bias, int variant=0) -> Tensor"},
     {"attend_kept",
      "attend_kept(Tensor graph, bool edges, bool added_loops, int score, Tensor left, "
      "Tensor right, Tensor value, int heads, float scale, bool average, Tensor? att, "

@@ -21,6 +21,7 @@ FOUND = {
             "aggregate": [{
                 "degrees": "even", "width": 64, "gb_per_s": {"median": 800.0},
                 "torch_sparse_gb_per_s": {"median": 400.0},
+                "variants_gb_per_s": {"shuffled": {"median": 600.0}},
             }],
         },
         "isolation": {
@@ -73,7 +74,7 @@ def test_figures_of_stages_that_ran_are_there_and_no_others(seen):
 
 
 def test_bars_are_as_long_as_what_they_tell(seen):
-    assert seen.widths == [100, 25, 100, 50, 6.2, 100, 25, 100]
+    assert seen.widths == [100, 25, 100, 50, 75, 6.2, 100, 25, 100]
     for told in ("gcn, 100 nodes, 400 edges: csr", "1 ms", "800 GB/s", "8 reserved, p99", "9 µs"):
         assert told in seen.text
 

@@ -25,7 +25,10 @@ def test_reads_count_until_the_first_is_used():
 
 
 @pytest.mark.skipif(nvcc() is None, reason="there is no nvcc")
-@pytest.mark.parametrize(("name", "least_reads"), [("sum 2", 8), ("additive 1", 4)])
+@pytest.mark.parametrize(
+    ("name", "least_reads"),
+    [("sum 2", 8), ("sum, shuffled 2", 8), ("sum of pieces 2", 8), ("additive 1", 4)],
+)
 def test_kernels_read_ahead_and_spill_nothing(name, least_reads):
     found = compiled(name)
     assert found.spilled_bytes == 0

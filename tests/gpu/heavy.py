@@ -2,11 +2,12 @@
 
     python -m tests.gpu.heavy [--quick] [--plain] [--dry]
 
-From 513 neighbours on several teams reduce one row in pieces, which few rows of the other benches
-need. Here are stars of 513, 2,049, 5,000 and 100,000, rows that end where a piece does,
-and a power law of many heavy rows; with edges int64 and int32, with loops added or not, of widths
-that fill a team or not. Sorting, all reductions and all scores of attention are compared with
-float64 on the processor, and must give the same bits twice.
+From 513 neighbours on (257 in one variant) several teams reduce one row in pieces, which few rows
+of the other benches need. Here are stars of 513, 2,049, 5,000 and 100,000, rows that end where a
+piece does, and a power law of many heavy rows; with edges int64 and int32, with loops added or not,
+of widths that fill a team or not. Sorting, all reductions and all scores of attention, by each
+variant of the kernels, are compared with float64 on the processor, and must give the same bits
+twice.
 
 `--plain` runs without the arena, so that compute-sanitizer sees where each tensor ends. `--dry`
 runs the same sources on the processor, thread by thread, where the build has them.
@@ -25,6 +26,7 @@ from torch.nn import functional
 
 from bench.gpu.kit import Result, Rig, run
 from serve.lane.cuda.graph_kernels import graph_kernels, simulated_kernels
+from serve.lane.executors.kernels import VARIANTS
 from serve.native_cuda import library_path
 
 LIMIT = 1e-4
@@ -165,18 +167,23 @@ def compared(
 
     weighted = exact["x"][found.source] * exact["weight"][: found.slots, None]
     for code, (name, kind) in enumerate(REDUCTIONS):
-        work = partial(kernels["aggregate"], made, there["x"], there["weight"], code, *finish)
         expected = found.reduced(weighted, kind) + 0.5 * exact["skip"] + exact["bias"]
-        compare(name, work, expected.relu())
+        for number, variant in enumerate(VARIANTS):
+            work = partial(
+                kernels["aggregate"], made, there["x"], there["weight"], code, *finish, number
+            )
+            compare(f"{name}, {variant}", work, expected.relu())
     for code, score in enumerate(SCORES):
         names = ("left", "right") if score == "additive" else ("x", "other")
         left, right = (there[name] for name in names)
-        work = partial(
-            kernels["attend"], made, True, False, code, left, right, there["x"], HEADS, SLOPE,
-            False, there["att"], None, None, None,
-        )  # fmt: skip
         scored = found.scores(score, exact[names[0]], exact[names[1]], exact["att"])
-        compare(score, work, found.attention(scored, exact["x"]))
+        expected = found.attention(scored, exact["x"])
+        for number, variant in enumerate(VARIANTS):
+            work = partial(
+                kernels["attend"], made, True, False, code, left, right, there["x"], HEADS, SLOPE,
+                False, there["att"], None, None, None, number,
+            )  # fmt: skip
+            compare(f"{score}, {variant}", work, expected)
     return errors
 
 

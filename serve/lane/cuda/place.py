@@ -38,7 +38,7 @@ from serve.lane.cuda.recurring_runs import RecurringRuns
 from serve.lane.cuda.streams import StreamKind
 from serve.lane.cuda.task_memory import TaskMemory
 from serve.lane.error_text import told
-from serve.lane.executors import with_executor
+from serve.lane.executors import runs_on_csr, with_executor
 from serve.lane.executors.check import needs_exact_sizes
 from serve.lane.measure.where_measured import Processor, Site
 from serve.lane.models.loader import LoadedModel, load_model
@@ -368,6 +368,6 @@ def _why_exact(executor: str, signature: Signature, trial: LoadedModel | None) -
     `trial` is used up.
     """
     why = f"the executor is {executor}"
-    if trial is not None and executor == "csr":
+    if trial is not None and runs_on_csr(executor):
         why = needs_exact_sizes(with_executor(trial, "csr"), signature)
     return f"captured for exact sizes only: {why}" if why else ""

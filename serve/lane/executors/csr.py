@@ -58,10 +58,14 @@ class CannotRun(Exception):
     """An executor cannot run a model; the text says why."""
 
 
-def with_csr(loaded: LoadedModel) -> LoadedModel:
+#: Names of the executor by the variant of the kernels that it uses, see ``kernels.VARIANTS``.
+NAMES = ("csr", *(f"csr_{name}" for name in kernels.VARIANTS[1:]))
+
+
+def with_csr(loaded: LoadedModel, variant: int = 0) -> LoadedModel:
     """Replace the forward of every layer that is known; raises CannotRun when none is."""
-    graphs = _fuse(loaded.module, loaded.spec.key, _serving)
-    return replace(loaded, executor="csr", after_run=graphs.clear)
+    graphs = _fuse(loaded.module, loaded.spec.key, _serving, variant)
+    return replace(loaded, executor=NAMES[variant], after_run=graphs.clear)
 
 
 def train_with_csr(module: nn.Module, key: str) -> Callable[[], None]:
@@ -74,10 +78,12 @@ def train_with_csr(module: nn.Module, key: str) -> Callable[[], None]:
     return _fuse(module, key, _training).clear
 
 
-def _fuse(module: nn.Module, key: str, build_for: Callable[[MessagePassing], Build]) -> Graphs:
+def _fuse(
+    module: nn.Module, key: str, build_for: Callable[[MessagePassing], Build], variant: int = 0
+) -> Graphs:
     if kernels.UNAVAILABLE:
         raise CannotRun(kernels.UNAVAILABLE)
-    graphs = Graphs()
+    graphs = Graphs(variant)
     fused: list[tuple[MessagePassing, Fused | Propagated]] = []
     left: list[str] = []
     for name, layer in module.named_modules():

@@ -17,7 +17,9 @@ class Graphs:
     A request's tensors have one; those that a model makes in inference mode do not.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, variant: int = 0) -> None:
+        """Have graphs gone over as that place in ``kernels.VARIANTS`` says."""
+        self.variant = variant
         self._made: dict[object, tuple[tuple[object, ...], object]] = {}
         #: Edges, weights, and their CSR and weights by slot, of the layer that runs now.
         self._recent: tuple[Tensor, Tensor | None, Csr, Tensor | None] | None = None
@@ -56,17 +58,20 @@ class Graphs:
     ) -> Csr:
         """Return the sorted graph; see ``Csr``."""
         if edge_index.is_inference():
-            return Csr(edge_index, rows, replace_loops=replace_loops, edges=edges)
+            return self._sorted(edge_index, rows, replace_loops, edges)
         key = id(edge_index), edge_index._version, replace_loops, edges
         found = self._made.get(key)
         # `rows` is not in the key: under export a size is a symbol, which has no hash.
         if found is None or found[1].rows != rows:  # type: ignore[attr-defined]
-            made = Csr(edge_index, rows, replace_loops=replace_loops, edges=edges)
+            made = self._sorted(edge_index, rows, replace_loops, edges)
             # Holding the tensor keeps its id unique.
             found = self._made[key] = (edge_index,), made
         graph = found[1]
         assert isinstance(graph, Csr)
         return graph
+
+    def _sorted(self, edge_index: Tensor, rows: int, replace_loops: bool, edges: bool) -> Csr:
+        return Csr(edge_index, rows, replace_loops=replace_loops, edges=edges, variant=self.variant)
 
     def derived(
         self, name: object, sources: tuple[Tensor | None, ...], rows: int, make: Callable[[], _Made]

@@ -22,6 +22,9 @@ Gate = Literal["none", "relu", "sigmoid"]
 #: Both ends of a pair in `edge_index` that is no edge: a captured run of a fixed size fills up with
 #: these. See csrc/include/gnnserve/csr.hpp.
 NO_EDGE = -1
+#: Ways in which GPUs go over edges, in the order of csrc/include/gnnserve/pieces.hpp. Processors
+#: have the first only.
+VARIANTS = ("usual", "short_pieces", "few_ahead", "shuffled")
 #: Reductions with gradients.
 DIFFERENTIABLE: tuple[Reduction, ...] = ("sum", "mean")
 _REDUCE: dict[str, int] = {"sum": 0, "mean": 1, "max": 2, "min": 3}
@@ -32,21 +35,24 @@ _SCORE: dict[str, int] = {"additive": 0, "dynamic": 1, "dot": 2}
 class Csr:
     """A graph's edges by destination; see csrc/include/gnnserve/csr.hpp."""
 
-    __slots__ = ("_reversed", "added_loops", "edges", "rows", "tensor")
+    __slots__ = ("_reversed", "added_loops", "edges", "rows", "tensor", "variant")
 
-    def __init__(self, edge_index: Tensor, rows: int, *, replace_loops: bool, edges: bool) -> None:
+    def __init__(
+        self, edge_index: Tensor, rows: int, *, replace_loops: bool, edges: bool, variant: int = 0
+    ) -> None:
         """Sort `edge_index`, int64 or int32 [2, E] with contiguous rows.
 
         With `replace_loops`, one loop for each node replaces the loops in it; with `edges`, slots
-        record their edges. Pairs of ``NO_EDGE`` are left out. Raises IndexError for an edge to a
-        node outside [0, rows); on a GPU such an edge ends the process, as with torch's own
-        indexing.
+        record their edges. Pairs of ``NO_EDGE`` are left out. `variant` is a place in ``VARIANTS``.
+        Raises IndexError for an edge to a node outside [0, rows); on a GPU such an edge ends the
+        process, as with torch's own indexing.
         """
         #: int32 [rows + 1 + room (+ room)]: the begin of each node's slots, the source of each slot
         #: and, with `edges`, its edge. `room` is the upper bound of slots, as if no loop were
         #: replaced.
         self.tensor: Tensor = _csr(edge_index, rows, replace_loops, edges)
         self.rows, self.added_loops, self.edges = rows, replace_loops, edges
+        self.variant = variant
         self._reversed: Csr | None = None
 
     @property
@@ -69,6 +75,7 @@ class Csr:
         begin = self.tensor[first : first + rows + 1]
         made.tensor = torch.cat([begin, self.tensor[self.rows + 1 :]])
         made.rows, made.added_loops, made.edges = rows, self.added_loops, False
+        made.variant = self.variant
         made._reversed = None
         return made
 
@@ -121,7 +128,7 @@ def aggregate(
     ):
         return _with_gradients(graph, x, weight, reduce, skip, skip_scale, bias, relu)
     made: Tensor = _aggregate(
-        graph.tensor, x, weight, _REDUCE[reduce], skip, skip_scale, bias, relu
+        graph.tensor, x, weight, _REDUCE[reduce], skip, skip_scale, bias, relu, graph.variant
     )
     return made
 
@@ -216,7 +223,7 @@ def attend(
     """
     made: Tensor = _attend(
         graph.tensor, graph.edges, graph.added_loops, _SCORE[score], left, right, value, heads,
-        scale, average, att, edge, skip, bias,
+        scale, average, att, edge, skip, bias, graph.variant,
     )  # fmt: skip
     return made
 

@@ -41,7 +41,7 @@ class FusedRGCN(Fused):
             ("relations", relations),
             (edge_index, edge_type),
             rows,
-            lambda: _by_relation(edge_index, edge_type, rows, relations),
+            lambda: _by_relation(edge_index, edge_type, rows, relations, self.graphs.variant),
         )
         weight = conv.weight
         if self.bases is not None:
@@ -72,7 +72,9 @@ def _is_types(value: object) -> bool:
     return is_tensor(value) and value.dim() == 1 and value.dtype in (torch.int64, torch.int32)
 
 
-def _by_relation(edge_index: Tensor, edge_type: Any, rows: int, relations: int) -> Csr:
+def _by_relation(
+    edge_index: Tensor, edge_type: Any, rows: int, relations: int, variant: int
+) -> Csr:
     """Sort the edges; those of relation r to node i are in row r · rows + i.
 
     Raises IndexError, as ``Csr`` does, for a node or relation that does not exist.
@@ -82,4 +84,4 @@ def _by_relation(edge_index: Tensor, edge_type: Any, rows: int, relations: int) 
     nowhere = torch.where(target == kernels.NO_EDGE, kernels.NO_EDGE, rows * relations)
     target = torch.where(exists, edge_type * rows + target, nowhere)
     pairs = torch.stack([source, target])
-    return Csr(pairs, rows * relations, replace_loops=False, edges=False)
+    return Csr(pairs, rows * relations, replace_loops=False, edges=False, variant=variant)

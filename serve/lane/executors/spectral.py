@@ -244,7 +244,9 @@ class FusedCheb(Fused):
             ("laplacian", conv.normalization),
             (edge_index, edge_weight),
             rows,
-            lambda: _scaled_laplacian(edge_index, edge_weight, rows, conv.normalization),
+            lambda: _scaled_laplacian(
+                edge_index, edge_weight, rows, conv.normalization, self.graphs.variant
+            ),
         )
         before, now = x, kernels.aggregate(graph, x, by_slot)
         out.addmm_(now, others[0].weight.t())
@@ -256,8 +258,9 @@ class FusedCheb(Fused):
 
 
 def _scaled_laplacian(
-    edge_index: Tensor, edge_weight: Tensor | None, rows: int, normalization: str | None
-) -> tuple[Csr, Tensor, Tensor]:
+    edge_index: Tensor, edge_weight: Tensor | None, rows: int, normalization: str | None,
+    variant: int,
+) -> tuple[Csr, Tensor, Tensor]:  # fmt: skip
     """Return ChebConv's graph, and its weights by slot, also doubled."""
     is_loop = edge_index[0] == edge_index[1]  # Pairs that are no edges are loops too.
     pairs = torch.where(is_loop, kernels.NO_EDGE, edge_index)
@@ -282,7 +285,8 @@ def _scaled_laplacian(
     scaled = scaled.masked_fill(scaled == torch.inf, 0.0)
     scaled[edge_index.shape[1] :] -= 1
     loops = torch.arange(rows, dtype=pairs.dtype, device=pairs.device).expand(2, -1)
-    graph = Csr(torch.cat([pairs, loops], dim=1), rows, replace_loops=False, edges=True)
+    pairs = torch.cat([pairs, loops], dim=1)
+    graph = Csr(pairs, rows, replace_loops=False, edges=True, variant=variant)
     by_slot = kernels.spread(graph, scaled, 0.0)
     return graph, by_slot, 2.0 * by_slot
 

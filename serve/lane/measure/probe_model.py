@@ -7,6 +7,7 @@ import msgspec
 
 from serve.ipc.messages import FromLane, ModelProbed, ProbeModel, Progress
 from serve.lane import clock
+from serve.lane.executors import runs_on_csr
 from serve.lane.executors.check import takes_narrow_edges
 from serve.lane.executors.choose import ExecutorOptions, choose
 from serve.lane.measure.allocator import Allocator, limited_by
@@ -53,7 +54,7 @@ def probe_model(message: ProbeModel, place: Place, tell: Callable[[FromLane], No
     chosen = choose(model, signature, options)
     allocator = _allocator(place, message.max_bytes)
     warm_up(chosen.loaded, signature, allocator.limited)
-    if chosen.loaded.executor == "csr":
+    if runs_on_csr(chosen.loaded.executor):
         narrow = takes_narrow_edges(chosen.loaded, signature, site)
         signature = msgspec.structs.replace(signature, narrow_edges=narrow)
     found = calibrate(

@@ -6,11 +6,12 @@ import torch
 from torch_geometric.nn import CGConv, GATConv, GCNConv, GINEConv, GraphConv, SAGEConv
 from torch_geometric.utils import coalesce
 
+from serve.lane.executors import VARIANTS, kernels
 from serve.lane.executors import choose as choosing
-from serve.lane.executors import kernels
 from serve.lane.executors.check import disagreement, needs_exact_sizes, takes_narrow_edges
 from serve.lane.executors.choose import ExecutorOptions, choose
 from serve.lane.executors.csr import CannotRun
+from serve.lane.measure.probe_graphs import Shape
 from serve.lane.measure.where_measured import Processor
 
 LIMIT = 1 << 30
@@ -125,6 +126,93 @@ def test_a_model_of_chance_cannot_be_compared(twins):
     eager, other, signature = twins(lambda: SAGEConv(12, 3))
     signature = msgspec.structs.replace(signature, deterministic=False)
     assert "not give the same answer" in disagreement(eager, other, signature)
+
+
+class _Gpu(Processor):
+    """The processor in the place of a GPU."""
+
+    name = "cuda:0"
+
+
+@pytest.fixture
+def variants(fresh, monkeypatch):
+    """Chooses among variants of the given ratios by shape; returns the choice and what raced."""
+
+    def build(ratios, wanted="csr", site=None):
+        eager, signature = fresh(lambda: SAGEConv(12, 3))
+        raced = []
+
+        def race(contenders, signature, max_bytes, site, sizes=(), shape=Shape.PLAIN):
+            names = [one.executor for one in contenders]
+            if names[0] == "eager":
+                return [[0.5]]
+            raced.append((*names, shape))
+            return [ratios[names[1]][shape]]
+
+        monkeypatch.setattr(choosing, "_race", race)
+        options = ExecutorOptions(wanted, LIMIT, site=site or _Gpu())
+        return choose(eager, signature, options), raced
+
+    return build
+
+
+def _ratios(**of):
+    """Times of variants as shares of those of `csr`, alike where nothing is given."""
+    return {name: of.get(name, {shape: [1.0] for shape in Shape}) for name in VARIANTS}
+
+
+@pytest.mark.parametrize("wanted", ["auto", "csr"])
+def test_the_fastest_variant_serves_on_a_gpu(variants, wanted):
+    ratios = _ratios(
+        csr_few_ahead={Shape.PLAIN: [0.9, 0.9], Shape.STAR: [0.9, 0.9]},
+        csr_shuffled={Shape.PLAIN: [0.9, 0.8], Shape.STAR: [0.7]},
+    )
+    chosen, raced = variants(ratios, wanted)
+    assert chosen.loaded.executor == "csr_shuffled"
+    assert "csr_shuffled takes 0.70 to 0.90 of csr's time" in chosen.reason
+    assert raced == [
+        ("csr", name, shape) for name in VARIANTS for shape in (Shape.PLAIN, Shape.STAR)
+    ]
+
+
+@pytest.mark.parametrize(
+    "ratios",
+    [
+        {Shape.PLAIN: [0.97], Shape.STAR: [0.95]},
+        # Many small graphs must not pay for one with a hub.
+        {Shape.PLAIN: [1.1, 1.1], Shape.STAR: [0.3]},
+    ],
+)
+def test_a_variant_that_gains_little_or_not_everywhere_does_not_serve(variants, ratios):
+    chosen, _ = variants(_ratios(csr_short_pieces=ratios))
+    assert chosen.loaded.executor == "csr"
+    assert chosen.reason == ""
+
+
+def test_a_variant_that_answers_otherwise_never_serves(variants, monkeypatch):
+    honest = choosing.disagreement
+
+    def disagreement(eager, found, *more):
+        return "it is off" if found.executor in VARIANTS else honest(eager, found, *more)
+
+    monkeypatch.setattr(choosing, "disagreement", disagreement)
+    half = {shape: [0.5] for shape in Shape}
+    chosen, _ = variants(_ratios(csr_short_pieces=half))
+    assert chosen.loaded.executor == "csr"
+    assert "csr_short_pieces" in chosen.reason
+    assert "it is off" in chosen.reason
+
+
+def test_variants_do_not_race_on_the_processor(variants):
+    chosen, raced = variants(_ratios(), site=Processor())
+    assert (chosen.loaded.executor, raced) == ("csr", [])
+
+
+def test_variants_race_on_graphs_of_both_shapes(fresh):
+    """On the processor all of them are one."""
+    eager, signature = fresh(lambda: SAGEConv(12, 3))
+    chosen = choose(eager, signature, ExecutorOptions("csr", 1 << 20, site=_Gpu()))
+    assert chosen.loaded.executor in ("csr", *VARIANTS)
 
 
 @pytest.fixture

@@ -10,11 +10,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch_geometric.nn import GATConv, SAGEConv
 
 from serve.lane.cuda.graph_kernels import OPERATORS, simulated_kernels
-from serve.lane.executors import kernels
+from serve.lane.executors import VARIANTS, kernels, runs_on_csr
+from serve.lane.executors.csr import NAMES
+from serve.lane.measure.probe_graphs import Shape, probe_graph
 from serve.native_cuda import library_path
-from tests.lane.executors.test_convs import CASES
+from tests.lane.executors.test_convs import CASES, TwoLayers
 
 SIMT = library_path("libgnnserve_simt.so")
 operators = torch.ops.gnnserve
@@ -46,6 +49,54 @@ def on_device(device, monkeypatch):
 def test_gives_what_pyg_gives(on_device, agree, name):
     make, options = CASES[name]
     agree(make, **options)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_variants_give_what_pyg_gives(on_device, twins, monkeypatch, name):
+    """Columns enough for shuffles, and nodes with neighbours enough for groups and pieces."""
+    taken = set()
+    for operator in ("_aggregate", "_attend"):
+        kernel = getattr(kernels, operator)
+
+        def told(*given, kernel=kernel, operator=operator):
+            taken.add((operator, given[-1]))
+            return kernel(*given)
+
+        monkeypatch.setattr(kernels, operator, told)
+    eager, other, signature = twins(
+        lambda: TwoLayers(SAGEConv(64, 64), GATConv(64, 3)), features=64, executor=name
+    )
+    assert other.executor == name
+    assert runs_on_csr(name)
+    for shape in (Shape.PLAIN, Shape.STAR):
+        inputs = probe_graph(40, 1_500, shape, eager.spec.inputs, signature)
+        torch.testing.assert_close(other.run(inputs), eager.run(inputs), rtol=1e-4, atol=1e-4)
+    assert taken == {(each, NAMES.index(name)) for each in ("_aggregate", "_attend")}
+
+
+@pytest.mark.parametrize("name", ["relations", "cheb weighted"])
+def test_graphs_that_layers_sort_themselves_are_of_the_variant(on_device, twins, monkeypatch, name):
+    make, options = CASES[name]
+    eager, other, signature = twins(make, executor="csr_shuffled", **options)
+    taken = set()
+    kernel = kernels._aggregate
+    monkeypatch.setattr(
+        kernels, "_aggregate", lambda *given: taken.add(given[-1]) or kernel(*given)
+    )
+    inputs = probe_graph(40, 200, Shape.PLAIN, eager.spec.inputs, signature)
+    torch.testing.assert_close(other.run(inputs), eager.run(inputs), rtol=1e-4, atol=1e-4)
+    assert NAMES.index("csr_shuffled") in taken
+
+
+@pytest.mark.parametrize("variant", [-1, len(kernels.VARIANTS)])
+def test_a_variant_that_is_none_is_refused(device, star, variant):
+    graph, x = device.csr(star, 30, False, False), torch.randn(30, 24)
+    with pytest.raises(ValueError, match="no such variant"):
+        device.aggregate(graph, x, None, 0, None, 1.0, None, False, variant)
+    with pytest.raises(ValueError, match="no such variant"):
+        device.attend(
+            graph, False, False, 2, x, x, x, 3, 0.2, False, None, None, None, None, variant
+        )
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +174,6 @@ def test_memory_is_linear_in_nodes_and_edges(on_device, twins):
     """Also where nodes are heavy: they take room whether there are any or not."""
     from serve.estimate.memory import covers, peak_at
     from serve.lane.measure.memory import measure_memory
-    from serve.lane.measure.probe_graphs import Shape, probe_graph
     from serve.lane.measure.tracing import trace
 
     make, options = CASES["gat attributed"]
