@@ -20,12 +20,14 @@ and by the most, ÷ alone. That is what taking the fewest is worth.
 """
 
 import argparse
+import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from bench.gpu.kit import Result, Rig, graph, run, spread
+from serve.lane.cuda.cuda_queue import Pinned, parts_of
 from serve.lane.cuda.gather_threads import THREADS, fewest_threads
 
 ROW_BYTES = (128, 256, 400, 480, 512, 1024, 2000, 2408, 4096)
@@ -34,6 +36,25 @@ AIM = 0.93
 #: Threads that a multiprocessor holds at once.
 PER_SM = 2048
 _cuda: Any = torch.cuda
+
+
+def pinning(pinned: Pinned, memory: torch.Tensor) -> dict[str, Any]:
+    """Pin the memory in one piece and then in parts; return what both took, in seconds."""
+    address, size_bytes = memory.data_ptr(), memory.nbytes
+    found: dict[str, Any] = {"parts": len(list(parts_of(address, size_bytes)))}
+    ways: dict[str, Callable[[int, int], object]] = {
+        "in one": pinned.register,
+        "in parts": pinned.register_in_parts,
+    }
+    for way, register in ways.items():
+        started = time.monotonic()
+        register(address, size_bytes)
+        between = time.monotonic()
+        found[f"{way}, s"] = round(between - started, 3)
+        if way == "in one":
+            pinned.unregister(address)
+            found["given back, s"] = round(time.monotonic() - between, 3)
+    return found
 
 
 def body(result: Result, arguments: argparse.Namespace) -> None:
@@ -45,10 +66,15 @@ def body(result: Result, arguments: argparse.Namespace) -> None:
     assert library is not None
     table_bytes = (1 if arguments.quick else 8) << 30
     wanted_bytes = (256 if arguments.quick else 1024) << 20
-    # Anonymous memory, registered as the server registers its pool and resident graphs.
+    # Anonymous memory, registered as the server registers resident graphs.
     memory = torch.empty(table_bytes + 4096, dtype=torch.uint8)
     torch.arange(memory.numel() // 8, out=memory.view(torch.int64))
-    seen = library.register(memory.data_ptr(), memory.numel())
+    pinned_memory = Pinned(library)
+    with result.part("pinned in parts"):
+        result.put("pinning", pinning(pinned_memory, memory))
+    seen = pinned_memory.seen(memory)
+    if seen is None:
+        seen = library.register(memory.data_ptr(), memory.numel())
     pinned = torch.empty(wanted_bytes + 4096, dtype=torch.uint8, pin_memory=True)
     out = torch.empty(wanted_bytes + 4096, dtype=torch.uint8, device=rig.device)
     stream = _cuda.Stream(rig.device)
