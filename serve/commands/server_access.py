@@ -43,13 +43,24 @@ def server_client(target: str, token: str | None, ca: Path | None) -> Iterator[A
         target = f"unix:{socket}"
     try:
         client = make(target, token=token, credentials=ca)
-    except (ValueError, OSError) as error:
+    except OSError as error:
+        raise ConfigError(f"--ca: {ca}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
         raise ConfigError(str(error)) from error
     try:
         with client:
             yield client
     except ClientError as error:
-        # As gRPC says that nobody is there; a server that is there has words of its own.
-        lost = isinstance(error, Unavailable) and "connect" in error.message
-        advice = "; is a server running there? --target names another" if lost else ""
+        advice = _advice(error.message) if isinstance(error, Unavailable) else ""
         raise ServeError(f"{target}: {error}{advice}") from error
+
+
+def _advice(message: str) -> str:
+    """Return what to do where gRPC reaches nobody; a server that is there has words of its own."""
+    if "CERTIFICATE_VERIFY_FAILED" in message:
+        return "; --ca names the authorities to trust"
+    if "failed to connect" not in message and "resolving" not in message:
+        return ""
+    if "Socket closed" in message:
+        return "; if the server encrypts, write --target https://…"
+    return "; is a server running there? --target names another"

@@ -106,6 +106,10 @@ def test_a_folder_without_a_configuration_is_told_what_to_do(
         ),
         (("model", "list", "--target", "127.0.0.1:1"), "--target names another"),
         (
+            ("model", "list", "--ca", "a.crt"),
+            "error: --ca: a.crt: cannot be read: No such file or directory",
+        ),
+        (
             ("simulate", "--workload", "mix", "--rho", "1", "--policy", "slak"),
             "sqtf; baselines: default, mps_base, mps_aggr",
         ),
