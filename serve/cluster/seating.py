@@ -5,6 +5,8 @@ import numpy as np
 from serve.cluster.pool import Pool
 from serve.config import Config, GraphConfig
 from serve.errors import ConfigError
+from serve.graphs.edge_parts import most_held
+from serve.graphs.load import read_edges_of
 from serve.graphs.partition import Parts
 from serve.graphs.sharing import read_parts
 
@@ -28,6 +30,21 @@ def share_held(config: Config, graph: GraphConfig) -> float:
     if parts is None:
         return 1.0
     return min(1.0, float(np.bincount(parts).max() / parts.size) + graph.hot_share)
+
+
+def edge_share_held(config: Config, graph: GraphConfig) -> float:
+    """Return the share of the graph's edges that a server holds at most; raises ConfigError.
+
+    Those of a folder of files are counted: a few nodes may have most. Others are read whole, or
+    taken to be spread as the nodes are.
+    """
+    parts = _parts(config, graph) if graph.share == "all" else None
+    if parts is None:
+        return 1.0
+    if graph.file is None or not (folder := config.path(graph.file)).is_dir():
+        return share_held(config, graph)
+    edges = read_edges_of(folder)
+    return most_held(edges, parts, graph.hot_share) / max(1, int(edges.shape[1]))
 
 
 def unseatable(pool: Pool, before: Pool | None) -> str | None:

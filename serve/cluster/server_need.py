@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from serve.cluster.seating import share_held
+from serve.cluster.seating import edge_share_held, share_held
 from serve.config import Config
 from serve.errors import ConfigError
 from serve.graphs.datasets import TABLE_4
@@ -58,9 +58,7 @@ def server_need(config: Config, *, on_gpus: bool) -> ServerNeed:
     )
     graphs_bytes = 0
     for graph in config.graph:
-        share = share_held(config, graph)
-        # In-edges are taken to be spread as the nodes are.
-        edge_share = share if graph.share == "all" else 1.0
+        share, edge_share = share_held(config, graph), edge_share_held(config, graph)
         if graph.file is not None:
             held = {"x.npy": share, "edge_index.npy": edge_share}
             graphs_bytes += _file_bytes(config.path(graph.file), held)

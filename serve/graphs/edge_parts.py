@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from serve import native
 from serve.errors import ConfigError
 from serve.graphs.csr import Ids, Rows
-from serve.graphs.partition import Parts
+from serve.graphs.partition import Parts, held_of, hottest_by
 
 #: Edges that are in memory at once while those of other servers are passed over.
 _AT_ONCE = 1 << 20
@@ -31,9 +31,29 @@ def read_edges(edges: NDArray[Any], parts: Parts, num_features: int) -> tuple[by
 
     Raises ConfigError for an edge whose end is no node.
     """
-    num_nodes = parts.size
     digest = hashlib.blake2b(f"edges too, {num_features}".encode(), digest_size=16)
-    degrees = np.zeros(num_nodes, np.int64)
+    degrees = np.zeros(parts.size, np.int64)
+    for part in _checked(edges, parts.size):
+        digest.update(part.view(np.uint8).data)
+        np.add.at(degrees, part[0], 1)
+    digest.update(np.ascontiguousarray(parts).view(np.uint8).data)
+    return digest.digest(), degrees
+
+
+def most_held(edges: NDArray[Any], parts: Parts, hot_share: float) -> int:
+    """Return the in-edges that a server holds at most: of the nodes of a part and the hot ones.
+
+    Raises ConfigError for an edge whose end is no node.
+    """
+    degrees = np.zeros((2, parts.size), np.int64)
+    for part in _checked(edges, parts.size):
+        for end in range(2):
+            np.add.at(degrees[end], part[end], 1)
+    return int(held_of(degrees[1], parts, hottest_by(degrees[0], hot_share)).max())
+
+
+def _checked(edges: NDArray[Any], num_nodes: int) -> Iterator[NDArray[np.int64]]:
+    """Yield the edges as ``_pieces`` does; raises ConfigError where an end is no node."""
     done = 0
     for part in _pieces(edges):
         bad = (part < 0) | (part >= num_nodes)
@@ -43,11 +63,8 @@ def read_edges(edges: NDArray[Any], parts: Parts, num_features: int) -> tuple[by
                 f"array 'edge_index' [{row}, {done + column}] is {part[row, column]}; not in"
                 f" [0, {num_nodes})"
             )
-        digest.update(part.view(np.uint8).data)
-        np.add.at(degrees, part[0], 1)
+        yield part
         done += part.shape[1]
-    digest.update(np.ascontiguousarray(parts).view(np.uint8).data)
-    return digest.digest(), degrees
 
 
 def _pieces(edges: NDArray[Any]) -> Iterator[NDArray[np.int64]]:

@@ -113,7 +113,17 @@ def read_edges_of(path: Path) -> Array:
     if not path.is_dir() and path.suffix != ".safetensors":
         return read_archive(path).edge_index
     _, read = _source(path, OpenOptions())
-    return read(["edge_index"])["edge_index"]
+    edges = read(["edge_index"])["edge_index"]
+    _require_edges(str(path), edges)
+    return edges
+
+
+def _require_edges(where: str, edges: Array) -> None:
+    if edges.ndim != 2 or edges.shape[0] != 2 or edges.dtype.kind not in "iu":
+        raise ConfigError(
+            f"{where}: array 'edge_index': integers [2, E] wanted, got {edges.dtype} "
+            f"{list(edges.shape)}"
+        )
 
 
 def _source(path: Path, options: OpenOptions) -> tuple[list[str], _Read]:
@@ -159,11 +169,7 @@ def held(name: str, parts: GraphParts, options: OpenOptions, progress: Progress)
     """Build the graph: in-neighbours in CSR form and stored features; raises ConfigError."""
     where = f"graph '{name}': {parts.source}"
     edges = parts.edge_index
-    if edges.ndim != 2 or edges.shape[0] != 2 or edges.dtype.kind not in "iu":
-        raise ConfigError(
-            f"{where}: array 'edge_index': integers [2, E] wanted, got {edges.dtype} "
-            f"{list(edges.shape)}"
-        )
+    _require_edges(where, edges)
     if len(parts.x) != parts.num_nodes:
         raise ConfigError(f"{where}: array 'x': {len(parts.x)} rows for {parts.num_nodes} nodes")
     if parts.num_nodes < 1:

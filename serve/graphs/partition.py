@@ -136,6 +136,10 @@ def fetches(
 
 def held_edges(snapshot: Snapshot, parts: Parts, hot: Marks) -> NDArray[np.int64]:
     """Return the in-edges of the nodes of each part, and of the hot ones, by part."""
-    degrees = snapshot.in_edges.degrees(np.arange(snapshot.num_nodes))
+    return held_of(snapshot.in_edges.degrees(np.arange(snapshot.num_nodes)), parts, hot)
+
+
+def held_of(degrees: NDArray[np.int64], parts: Parts, hot: Marks) -> NDArray[np.int64]:
+    """Return the sum of `degrees` [N] of the nodes of each part, and of the hot ones, by part."""
     cold = np.bincount(parts[~hot], weights=degrees[~hot], minlength=int(parts.max()) + 1)
     return cold.astype(np.int64) + int(degrees[hot].sum())

@@ -107,16 +107,26 @@ def test_servers_that_others_would_not_reach_are_refused(tmp_path):
 def test_a_server_takes_the_features_of_its_part_and_those_that_are_everywhere(tmp_path):
     (tmp_path / "papers").mkdir()
     (tmp_path / "papers" / "x.npy").write_bytes(bytes(1000))
-    (tmp_path / "papers" / "edge_index.npy").write_bytes(bytes(300))
+    # Ten edges into node 0, the only one of its part, and one into node 4.
+    edges = np.array([[0] * 8 + [0, 2, 0], [0] * 10 + [4]])
+    np.save(tmp_path / "papers" / "edge_index.npy", edges)
+    whole_bytes = (tmp_path / "papers" / "edge_index.npy").stat().st_size
     np.save(tmp_path / "parts.npy", np.array([0, 1, 1, 1, 2]))
     text = SHARED.format(ROOT / "configs" / "models").replace("papers.npz", "papers")
     (tmp_path / "gnnserve.toml").write_text(text + "hot_share = 0.1\n")
     found = load_config(tmp_path / "gnnserve.toml")
     assert parts_of(found) == 3
-    assert server_need(found, on_gpus=False).graphs_bytes == 300 + 700
+    assert server_need(found, on_gpus=False).graphs_bytes == whole_bytes + 700
     (tmp_path / "gnnserve.toml").write_text(text + 'hot_share = 0.1\nshare = "all"\n')
     with_edges = load_config(tmp_path / "gnnserve.toml")
-    assert server_need(with_edges, on_gpus=False).graphs_bytes == 210 + 700
+    # Less what the server of node 0 has not: a part of three of the five nodes has no edge at all.
+    edges_bytes = whole_bytes - int(1 / 11 * whole_bytes)
+    assert server_need(with_edges, on_gpus=False).graphs_bytes == edges_bytes + 700
+    np.save(tmp_path / "papers" / "edge_index.npy", np.zeros(8, np.int64))
+    with pytest.raises(
+        ConfigError, match=r"edge_index': integers \[2, E\] wanted, got int64 \[8\]"
+    ):
+        server_need(with_edges, on_gpus=False)
     of_dataset = text.replace('file = "papers"', 'dataset = "pubmed"') + 'share = "all"\n'
     (tmp_path / "gnnserve.toml").write_text(of_dataset)
     pubmed = TABLE_4["pubmed"]

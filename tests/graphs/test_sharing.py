@@ -6,6 +6,7 @@ import pytest
 from serve.errors import ConfigError
 from serve.graphs import edge_parts
 from serve.graphs.load import OpenOptions, open_graph
+from serve.graphs.partition import held_edges, hottest
 from serve.graphs.sharing import Parting
 
 NODES, EDGES, PARTS = 50, 300, 5
@@ -53,6 +54,16 @@ def test_a_server_holds_the_rows_of_its_part_and_of_hot_nodes(folder):
     assert held.num_edges == EDGES
     assert source.edges is held.in_edges
     np.testing.assert_array_equal(source.column.rows_here(here), whole.features(here))
+
+
+@pytest.mark.parametrize("hot", [0.0, 0.1, 1.0])
+def test_how_many_edges_a_server_holds_is_known_from_the_file(folder, hot):
+    whole = open_graph("g", folder / "graph", OpenOptions(), lambda step, share: None).snapshot
+    edges, parts = np.load(folder / "graph" / "edge_index.npy"), np.load(folder / "parts.npy")
+    held = held_edges(whole, parts, hottest(whole, hot))
+    assert edge_parts.most_held(edges, parts, hot) == held.max()
+    mine = opened(folder, Held(), hot=hot).snapshot.in_edges
+    assert held[1] == mine.neighbours(np.arange(NODES)).values.size
 
 
 def test_five_servers_hold_a_graph_of_four_times_the_memory_of_each(folder):
