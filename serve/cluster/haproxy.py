@@ -16,6 +16,9 @@ _PR_SET_PDEATHSIG = 1
 _SAY_S, _END_S = 5.0, 10.0
 #: A stream's window: a large graph waits for no acknowledgement.
 _WINDOW_BYTES = 8 << 20
+#: What it passes on at once of a request or an answer. With more, large ones are faster still, but
+#: clients that send and never read have it keep that much for each of their streams.
+_BUFFER_BYTES = 32 << 10
 #: Most connections of clients, and of one address: as a server's by default.
 MOST_CONNECTIONS, MOST_OF_ADDRESS = 1024, 256
 #: A connection ends that sends no request for so long at first, and for so long later. gRPC makes
@@ -32,6 +35,7 @@ _CONFIGURATION = """\
 global
     stats socket {socket} mode 600 level admin
     hard-stop-after 5s
+    tune.bufsize {buffer}
     tune.h2.fe.initial-window-size {window}
     tune.h2.be.initial-window-size {window}
 defaults
@@ -81,6 +85,7 @@ class Haproxy:
             _CONFIGURATION.format(
                 socket=self._socket,
                 window=_WINDOW_BYTES,
+                buffer=_BUFFER_BYTES,
                 address=f"{host}:{port}",
                 most=MOST_CONNECTIONS,
                 most_of_address=MOST_OF_ADDRESS,
