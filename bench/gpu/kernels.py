@@ -6,7 +6,9 @@
   answers against the processor's (of large graphs against PyG's on the GPU);
 - aggregation in GB/s of the bytes that have to be read and written, by each variant of the kernels,
   against torch.sparse (cuSPARSE, and whether it gives the same bits every time) and a copy on the
-  device: on even and heavy-tailed degrees, and where half of the edges end in four nodes.
+  device: on even and heavy-tailed degrees, and where half of the edges end in four nodes;
+- a graph's way to the device: edges int64 or int32, sorted there, against edges that the host has
+  sorted, and what that costs the host.
 
 Needs the extension, msgspec and safetensors.
 """
@@ -40,6 +42,8 @@ def body(result: Result, arguments: argparse.Namespace) -> None:
     models(result, rig, sizes)
     with result.part("aggregation"):
         aggregation(result, rig, sizes)
+    with result.part("sorting"):
+        sorting(result, rig, sizes)
 
 
 def twins(rig: Rig, make: Callable[[], torch.nn.Module]) -> dict[str, LoadedModel]:
@@ -143,6 +147,36 @@ def aggregation(result: Result, rig: Rig, sizes: tuple[tuple[int, int], ...]) ->
                 "torch_sparse_repeats": all(torch.equal(matrix @ x, matrix @ x) for _ in range(5)),
             })  # fmt: skip
     result.put("aggregate", rows)
+
+
+def sorting(result: Result, rig: Rig, sizes: tuple[tuple[int, int], ...]) -> None:
+    """Put the milliseconds until a graph is on the device and sorted, and of a sort on the host."""
+
+    def from_host(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+        pinned = tensor if rig.dry else tensor.pin_memory()
+        return lambda: pinned.to(rig.device, non_blocking=True)
+
+    def sort(edges: torch.Tensor, num_nodes: int) -> torch.Tensor:
+        return Csr(edges, num_nodes, replace_loops=True, edges=False).tensor
+
+    def sort_there(up: Callable[[], torch.Tensor], num_nodes: int) -> torch.Tensor:
+        return sort(up(), num_nodes)
+
+    rows = []
+    for num_nodes, num_edges in sizes:
+        edges = graph(num_nodes, num_edges, 1)["edge_index"]
+        ways: dict[str, Callable[[], object]] = {
+            "int64_sorted_there_ms": partial(sort_there, from_host(edges), num_nodes),
+            "int32_sorted_there_ms": partial(sort_there, from_host(edges.int()), num_nodes),
+            "sorted_before_ms": from_host(sort(edges, num_nodes)),
+            "sort_on_host_ms": partial(sort, edges, num_nodes),
+        }
+        times = rig.in_turns_ms(ways, 7)
+        rows.append({
+            "nodes": num_nodes, "edges": num_edges,
+            **{name: spread(found) for name, found in times.items()},
+        })  # fmt: skip
+    result.put("sorting", rows)
 
 
 if __name__ == "__main__":
