@@ -39,7 +39,7 @@ RULES = [
     (r"; to be made inside a running event loop", ""),
     (r"the server can take them\.", "the server can take them, in a thread of their own."),
     (r"\n\nasync def _each\(.*", ""),
-    (r"_each\((\w+)\)", r"\1"),
+    (r"_each\((\w+)\)", r"iter(\1)"),
     (r"Iterable\[Request\] \| AsyncIterable\[Request\]", "Iterable[Request]"),
     (r"Awaitable\[(\w+)\]", r"\1"),
     (r"\bAwaitable, ", ""),

@@ -42,6 +42,11 @@ class PendingRequests:
         timeout_s = self._timeout_s if request.timeout_s is None else request.timeout_s
         return replace(request, request_id=request_id, timeout_s=timeout_s)
 
+    @property
+    def awaited_count(self) -> int:
+        """Requests that are sent, or about to be, and have no answer yet."""
+        return len(self._sent)
+
     def sent(
         self,
         request: Request,

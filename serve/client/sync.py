@@ -193,16 +193,18 @@ class Client(Versions, Jobs):
         """Send many requests over one stream; yields `(position, answer or error)` as they finish.
 
         A failed request does not end the stream, and is not repeated. One that the client refuses
-        itself is told with the next answer, or at the end. `timeout_s` limits the whole stream; a
-        request without a limit has the client's. Requests are read from the iterable as fast as
-        the server can take them, in a thread of their own.
+        itself is told with the next answer, or at once when none is awaited. `timeout_s` limits the
+        whole stream; a request without a limit has the client's. Requests are read from the
+        iterable as fast as the server can take them, in a thread of their own.
         """
         pending = PendingRequests(self._connection.timeout_s)
         broken: list[BaseException] = []
+        source, whole, more = iter(requests), TimeLimit(timeout_s), True
 
         def messages() -> Iterator[bytes]:
+            nonlocal more
             try:
-                for request in requests:
+                for request in source:
                     entered = pending.enter(request)
                     try:
                         limit = TimeLimit(entered.timeout_s)
@@ -211,20 +213,26 @@ class Client(Versions, Jobs):
                         yield entered.encode(graph.tensors, self._max_message_bytes)
                     except ClientError as error:
                         pending.drop(entered, error)
+                        if not pending.awaited_count:
+                            more = True
+                            return  # so that it is told: no answer will come
             except Exception as error:
                 broken.append(error)
 
-        call = self._connection.stream(messages(), timeout_s)
-        try:
-            for message in call:
-                yield pending.settle(message)
-                while pending.unsent:
-                    yield pending.unsent.popleft()
-        except grpc.RpcError as error:
-            raise from_rpc(error) from error
-        finally:
-            call.cancel()
-        yield from pending.unsent
+        while more:
+            more = False
+            call = self._connection.stream(messages(), whole.remaining_s)
+            try:
+                for message in call:
+                    yield pending.settle(message)
+                    while pending.unsent:
+                        yield pending.unsent.popleft()
+            except grpc.RpcError as error:
+                raise from_rpc(error) from error
+            finally:
+                call.cancel()
+            while pending.unsent:
+                yield pending.unsent.popleft()
         if broken:
             raise broken[0]
 

@@ -381,6 +381,44 @@ def test_streams_go_on_after_errors(client):
     assert isinstance(found[2], Answer)
 
 
+def test_a_request_that_is_not_sent_is_told_while_the_next_waits_for_that(target):
+    told = threading.Event()
+
+    def requests():
+        for x, awaited in ((X, False), (None, False), (X, True), (None, False), (X, True)):
+            assert not awaited or told.wait(PATIENCE_S)
+            told.clear()
+            yield Request(model="gcn", x=x, edge_index=EDGES if x is X else EDGES / 2)
+
+    found = []
+    with Client(target) as client:
+        for position, outcome in client.infer_stream(requests(), timeout_s=PATIENCE_S):
+            found.append((position, type(outcome)))
+            if isinstance(outcome, InvalidRequest):
+                told.set()
+    assert sorted(found, key=lambda one: one[0]) == [
+        (0, Answer), (1, InvalidRequest), (2, Answer), (3, InvalidRequest), (4, Answer),
+    ]  # fmt: skip
+
+
+def test_an_asyncio_stream_tells_of_it_too(target):
+    async def main():
+        told, found = asyncio.Event(), []
+
+        async def requests():
+            yield Request(model="gcn", x=X, edge_index=EDGES / 2)
+            await asyncio.wait_for(told.wait(), PATIENCE_S)
+            yield Request(model="gcn", data=data())
+
+        async with AsyncClient(target) as client:
+            async for position, outcome in client.infer_stream(requests()):
+                found.append((position, type(outcome)))
+                told.set()
+        return found
+
+    assert asyncio.run(main()) == [(0, InvalidRequest), (1, Answer)]
+
+
 def test_streams_raise_what_the_requests_raise(client):
     def requests():
         yield Request(model="gcn", data=data())
