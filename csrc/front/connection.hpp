@@ -109,6 +109,8 @@ public:
     virtual void out_of_memory() noexcept {}
     // The peer begins nothing new on this connection.
     virtual void going_away() {}
+    // False while what came is to be dealt with before more is read.
+    virtual bool takes_more() const { return true; }
 };
 
 struct ConnectionLimits {
@@ -163,7 +165,8 @@ public:
     // When a stream last ended without an error; 0 when none has.
     std::int64_t answered_ns() const { return answered_ns_; }
 
-    // Reads at most `most` bytes; false when the connection is over.
+    // Reads for about a millisecond, and at most `most` bytes, while more is taken; false when the
+    // connection is over.
     bool receive(char* buffer, std::size_t size, std::size_t most);
     // Sends what there is to send and the socket takes; false when the connection is over.
     bool flush();
@@ -200,6 +203,7 @@ private:
         Piece piece;  // data null: in small_ at `offset`
         std::size_t offset = 0;
     };
+    static constexpr std::size_t kLeastReadBytes = 2 << 10;
     struct Hooks;
     template <auto hook>
     struct Guarded;
@@ -236,6 +240,8 @@ private:
     // Streams that lent pieces were written to.
     std::vector<std::int32_t> lending_;
     std::size_t first_ = 0;
+    // Read at once: few while a few take long, as of many small calls.
+    std::size_t read_bytes_ = kLeastReadBytes;
     std::int64_t progress_ns_;
     std::int64_t answered_ns_ = 0;
     // Of streams that the peer resets or has us reset, and of frames that belong to no call.

@@ -32,8 +32,10 @@ constexpr std::int64_t kLookSoon_ns = 20'000'000;
 // unsent: a byte now and then is something.
 constexpr std::int64_t kReads_ns = 1'000'000'000;
 constexpr std::size_t kUnsentWhileReading = 2;
-// Told at once by `poll`.
+// Told at once by `poll`: of ends, and of calls.
 constexpr std::size_t kMostEvents = 4;
+// Sockets that are looked at before what came of them is told.
+constexpr std::size_t kTurnSockets = 4;
 // Largest packet of `watch_packets`, as of lanes.
 constexpr std::size_t kPacketBytes = 128 << 10;
 // Until memory is asked for again.
@@ -164,7 +166,7 @@ std::optional<Polled> Front::turn(std::int64_t until_ns, bool& looked) {
             wait(0);
         }
         std::optional<Polled> found(std::in_place);
-        found->events.reserve(kMostEvents);
+        found->events.reserve(2 * kMostEvents);
         tell_some(found->events);
         found->packets = std::exchange(packets_, {});
         found->other = std::exchange(other_ready_, false);
@@ -183,13 +185,13 @@ std::optional<Polled> Front::turn(std::int64_t until_ns, bool& looked) {
 }
 
 // Tells ends of calls, and then calls: one of each client in turn, so that whoever has the most
-// does not keep the others waiting. `events` has room.
+// does not keep the others waiting. Neither keeps the other waiting. `events` has room.
 void Front::tell_some(std::vector<Event>& events) {
     const auto last =
         ends_.begin() + static_cast<std::ptrdiff_t>(std::min(ends_.size(), kMostEvents));
     std::move(ends_.begin(), last, std::back_inserter(events));
     ends_.erase(ends_.begin(), last);
-    while (events.size() < kMostEvents && !telling_.empty()) {
+    for (std::size_t i = 0; i < kMostEvents && !telling_.empty(); ++i) {
         events.push_back(telling_.front()->told_next());
     }
 }
@@ -197,7 +199,7 @@ void Front::tell_some(std::vector<Event>& events) {
 // Takes what the sockets have, after at most `wait_ns` (negative: for ever), and now and then ends
 // what takes too long: in this order, as this process may have been stopped meanwhile.
 void Front::wait(std::int64_t wait_ns) {
-    std::array<epoll_event, 64> ready;
+    std::array<epoll_event, kTurnSockets> ready;
     const std::int64_t wait_ms = wait_ns <= 0 ? wait_ns : wait_ns / 1'000'000 + 1;
     const int count =
         epoll_wait(epoll_, ready.data(), ready.size(),

@@ -149,6 +149,7 @@ public:
     void reset_flood() override;
     void control_flood() override;
     void headers_too_large() override;
+    bool takes_more() const override { return untold_.size() < kMostUntold; }
 
     // Refuses calls whose message has not come in time, at most `left`, which it lowers.
     void refuse_late(std::int64_t now_ns, std::size_t& left);
@@ -190,6 +191,9 @@ public:
     std::map<std::uint64_t, Stream*> held_back;
 
 private:
+    // Calls that were not told, beyond which no more are read.
+    static constexpr std::size_t kMostUntold = 16;
+
     void add_certificate(Headers& headers);
     bool is_admitted(const CallHead& head);
     void remember(const CallHead& head);

@@ -23,12 +23,18 @@ constexpr std::size_t kRecordBytes = 16 << 10;
 constexpr std::size_t kMostEncryptedBytes = 256 << 10;
 // Sent at once before other connections have their turn.
 constexpr std::size_t kTurnBytes = 4 << 20;
+// For which a connection is read before others have their turn, and for what is read at once.
+constexpr std::int64_t kTurn_ns = 1'000'000, kRead_ns = 300'000;
 
 }  // namespace
 
 bool Connection::receive(char* buffer, std::size_t size, std::size_t most) {
-    for (std::size_t total = 0; total < most;) {
-        const ssize_t got = recv(fd_, buffer, size, MSG_DONTWAIT);
+    const std::int64_t began_ns = now_ns();
+    std::int64_t at_ns = began_ns;
+    for (std::size_t total = 0;
+         total < most && at_ns - began_ns < kTurn_ns && events_.takes_more();) {
+        const std::size_t part = std::min(size, read_bytes_);
+        const ssize_t got = recv(fd_, buffer, part, MSG_DONTWAIT);
         if (got < 0 && errno == EINTR) {
             continue;
         }
@@ -43,8 +49,14 @@ bool Connection::receive(char* buffer, std::size_t size, std::size_t most) {
             flush();  // what it has to say of it
             return false;
         }
-        total += static_cast<std::size_t>(got);
-        if (static_cast<std::size_t>(got) < size) {
+        total += count;
+        const std::int64_t read_ns = now_ns(), took_ns = read_ns - std::exchange(at_ns, read_ns);
+        if (took_ns > kRead_ns || !events_.takes_more()) {
+            read_bytes_ = kLeastReadBytes;
+        } else if (count == part) {
+            read_bytes_ = std::min(2 * read_bytes_, size);
+        }
+        if (count < part) {
             return true;
         }
     }

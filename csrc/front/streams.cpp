@@ -13,8 +13,9 @@ namespace {
 
 // When a stream that was refused or ended is worth opening again.
 constexpr std::int64_t kRetryAfter_ms = 1000;
-// Taken of calls that had to wait before others have their turn.
+// Taken of calls that had to wait before others have their turn, and about for how long.
 constexpr std::size_t kTurnBytes = 1 << 20;
+constexpr std::int64_t kTurn_ns = 1'000'000;
 
 }  // namespace
 
@@ -229,7 +230,8 @@ void Front::end_late_streams(std::int64_t now_ns) {
 // to be called again soon.
 bool Front::resume_some() {
     std::size_t bytes = 0;
-    while (!resumable_.empty() && bytes < kTurnBytes) {
+    const std::int64_t end_ns = Connection::now_ns() + kTurn_ns;
+    while (!resumable_.empty() && bytes < kTurnBytes && Connection::now_ns() < end_ns) {
         Stream& stream = *resumable_.begin()->second;
         resumable_.erase(resumable_.begin());
         auto& call = static_cast<StreamCall&>(*stream.role);

@@ -232,6 +232,35 @@ void test_another_descriptor_is_watched(const H2Api& api) {
     close(ends[1]);
 }
 
+// Ends of another client's calls keep no call waiting.
+void test_ends_keep_no_call_waiting(const H2Api& api) {
+    Front front(options());
+    auto greedy = std::make_unique<Caller>(api, front.port());
+    Caller modest(api, front.port());
+    modest.look();
+    constexpr std::size_t kCalls = 100;
+    for (std::size_t i = 0; i < kCalls; ++i) {
+        greedy->send(kMethod, "hold");
+    }
+    CHECK(greedy->connection().flush());
+    for (std::size_t told = 0; told < kCalls;) {
+        told += front.poll(-1).events.size();
+    }
+    modest.send(kMethod, "modest");
+    CHECK(modest.connection().flush());
+    greedy.reset();
+    std::size_t before = 0, ends = 0;
+    for (bool found = false; ends < kCalls || !found;) {
+        for (const Event& event : front.poll(-1).events) {
+            const bool is_end = event.kind == Event::Kind::kEnded;
+            ends += is_end;
+            before += is_end && !found;
+            found = found || !is_end;
+        }
+    }
+    CHECK(before <= 8);
+}
+
 void test_heads() {
     CHECK(parse_timeout("5m") == 5'000'000);
     CHECK(parse_timeout("99999999H") == std::numeric_limits<std::int64_t>::max());
@@ -496,6 +525,7 @@ int main() {
     test_staged_calls_are_answered_from_the_pool(*api);
     test_another_descriptor_is_watched(*api);
     test_packets_are_read_one_at_a_time(*api);
+    test_ends_keep_no_call_waiting(*api);
     test_messages_must_come_in_time(*api);
     test_receiving_is_bounded(*api);
     test_receiving_is_bounded_for_each_connection(*api);

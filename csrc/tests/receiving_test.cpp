@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <random>
+#include <set>
 
 #include "caller.hpp"
 #include "check.hpp"
@@ -275,6 +276,50 @@ void test_who_ends_waits_no_more(const H2Api& api) {
     CHECK(server.events[1].plain != nullptr && server.events[1].plain->message() == sent);
 }
 
+// Who sends hundreds of calls at once has them read as they are told, each once, and keeps no
+// other's call waiting for more than a few.
+void test_calls_are_read_as_they_are_told(const H2Api& api) {
+    Staging server;
+    Front& front = server.front;
+    Caller greedy(api, front.port()), modest(api, front.port());
+    constexpr std::size_t kCalls = 400;
+    for (std::size_t i = 0; i < kCalls; ++i) {
+        greedy.send(kMethod, message(2 + static_cast<std::int64_t>(i % 8)));
+    }
+    greedy.look();
+    std::size_t told = 0;
+    std::set<std::uint64_t> handles;
+    std::int64_t most_bytes = 0, call_bytes = 0;
+    const auto take = [&] {
+        std::size_t modest_calls = 0;
+        for (const Event& event : front.poll(-1).events) {
+            const auto nodes = static_cast<std::size_t>(event.plain->counts()[0]);
+            if (nodes == 100) {
+                ++modest_calls;
+                continue;
+            }
+            CHECK(handles.insert(event.handle).second);
+            call_bytes = std::max(call_bytes, event.plain->block_size());
+            ++told;
+        }
+        most_bytes = std::max(most_bytes, server.pool->used());
+        return modest_calls;
+    };
+    take();
+    CHECK(told > 0);
+    modest.send(kMethod, message(100));
+    modest.look();
+    const std::size_t before = told;
+    while (take() == 0) {
+    }
+    CHECK(told - before <= 16);
+    while (told < kCalls) {
+        greedy.look();
+        take();
+    }
+    CHECK(most_bytes <= 64 * call_bytes);
+}
+
 }  // namespace
 
 int main() {
@@ -291,5 +336,6 @@ int main() {
     test_who_claims_and_does_not_send_gives_way(*api);
     test_a_connection_has_so_much_of_the_pool(*api);
     test_who_ends_waits_no_more(*api);
+    test_calls_are_read_as_they_are_told(*api);
     return 0;
 }
