@@ -29,7 +29,8 @@ from serve.models.repository import ModelSpec, find
 from serve.models.writer import write_model
 
 _POOL_BYTES = 8 << 20
-_LIMIT_BYTES, _WARM_UP_BYTES, _REPLAY_BYTES = 256 << 20, 64 << 20, 128 << 20
+#: The limit is less than the part of the slab that a replayed run would give back.
+_LIMIT_BYTES, _WARM_UP_BYTES, _REPLAY_BYTES = 64 << 20, 64 << 20, 128 << 20
 _KEY = "m"
 #: For one answer; the first one captures.
 _PATIENCE_S = 300.0
