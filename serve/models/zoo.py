@@ -27,9 +27,11 @@ class ConvStack(torch.nn.Module):
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         """Return logits, float32 [N, C], for x float32 [N, F] and edge_index int64 [2, E]."""
-        for conv in self.convs[:-1]:
+        # A slice of a ModuleList is a module made anew.
+        *convs, last = self.convs
+        for conv in convs:
             x = self.dropout(conv(x, edge_index).relu())
-        out: Tensor = self.convs[-1](x, edge_index)
+        out: Tensor = last(x, edge_index)
         return out
 
 

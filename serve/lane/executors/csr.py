@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch_geometric.nn import (
     EdgeConv,
     GATConv,
@@ -29,7 +29,7 @@ from torch_geometric.nn import (
 from serve.lane.executors import kernels
 from serve.lane.executors.convs import FUSED
 from serve.lane.executors.edges import FusedEdgeConv, FusedGINE, FusedResGated
-from serve.lane.executors.fused import Fused, is_learned, reduction_of, require
+from serve.lane.executors.fused import Fused, has_hooks, is_learned, reduction_of, require
 from serve.lane.executors.graphs import Graphs
 from serve.lane.executors.pna import FusedPNA
 from serve.lane.executors.propagate import Propagated
@@ -65,6 +65,10 @@ NAMES = ("csr", *(f"csr_{name}" for name in kernels.VARIANTS[1:]))
 def with_csr(loaded: LoadedModel, variant: int = 0) -> LoadedModel:
     """Replace the forward of every layer that is known; raises CannotRun when none is."""
     graphs = _fuse(loaded.module, loaded.spec.key, _serving, variant)
+    for layer in loaded.module.modules():
+        if type(layer) is nn.Dropout and not has_hooks(layer):
+            dropout: Any = layer
+            dropout.forward = _undropped(layer)
     return replace(loaded, executor=NAMES[variant], after_run=graphs.clear)
 
 
@@ -100,6 +104,16 @@ def _fuse(
     if left:
         _log.info("model %s: layers left as they are: %s", key, "; ".join(left))
     return graphs
+
+
+def _undropped(layer: nn.Dropout) -> Callable[[Tensor], Tensor]:
+    """Return the layer's forward without what it does in vain where nothing is dropped."""
+    drops = layer.forward
+
+    def forward(x: Tensor) -> Tensor:
+        return drops(x) if layer.training else x
+
+    return forward
 
 
 def _serving(layer: MessagePassing) -> Build:

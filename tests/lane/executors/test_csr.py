@@ -1,3 +1,5 @@
+from types import MethodType
+
 import pytest
 import torch
 from torch import nn
@@ -61,6 +63,29 @@ def test_a_layer_somebody_hooked_into_is_left_alone(twins):
 
     with pytest.raises(CannotRun, match="has hooks"):
         twins(make)
+
+
+class Dropping(nn.Module):
+    """Drops features out in training, or at every run as it is told."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.dropout, self.always = GCNConv(12, 12), nn.Dropout(), False
+
+    def forward(self, x, edge_index):
+        self.dropout.train(self.always)
+        return self.dropout(self.conv(x, edge_index))
+
+
+def test_a_layer_that_drops_nothing_costs_no_call_and_one_that_does_still_does(agree):
+    _, other, _ = agree(Dropping)
+    x = torch.ones(50, 12)
+    assert other.module.dropout.forward(x) is x
+    assert not isinstance(other.module.dropout.forward, MethodType)
+    other.module.always = True
+    out = other.run({"x": x, "edge_index": torch.arange(50).repeat(2, 1)})
+    dropped = (out == 0).float().mean()
+    assert 0.3 < dropped < 0.7
 
 
 def test_without_the_extension_there_is_no_csr(twins, monkeypatch):
