@@ -2,9 +2,13 @@
 
 #include <cstring>
 #include <numeric>
+#include <utility>
 
 namespace gnnserve {
 namespace {
+
+// The most pieces of features newer than their table: each is a copy of its own.
+constexpr std::int64_t kMostPatches = 64;
 
 std::uint64_t unsigned_of(std::int64_t bytes) { return static_cast<std::uint64_t>(bytes); }
 
@@ -106,13 +110,18 @@ std::uint64_t Pool::at(std::uint64_t offset, std::int64_t length) const {
     return offset > bytes || unsigned_of(length) > bytes - offset ? 0 : address + offset;
 }
 
-bool CapturedRun::plan(const RunPacket& task, const Pool& pool, Plan& made) const {
-    if (task.parts.size() > 1 && !any_size) {
+bool CapturedRun::plan(const RunPacket& task, const Surroundings& around, Plan& made) const {
+    if ((task.parts.size() > 1 || task.parts[0].gathers) && !any_size) {
         return false;
     }
+    const Pool& pool = around.pool;
     made.up.clear();
     made.down.clear();
     made.spare.clear();
+    made.patches.clear();
+    made.gathers.clear();
+    made.tables.clear();
+    made.gathered_bytes = 0;
     made.rows.clear();
     made.firsts.assign(symbols.size(), 0);
     std::int64_t indices_bytes = 0;
@@ -126,7 +135,10 @@ bool CapturedRun::plan(const RunPacket& task, const Pool& pool, Plan& made) cons
             return false;
         }
         for (std::size_t i = 0; i < inputs.size(); ++i) {
-            if (!place_input(inputs[i], part.inputs[i], pool, made)) {
+            const bool placed = part.gathers && i == 0
+                                    ? place_gather(part.gather, around, made)
+                                    : place_input(inputs[i], part.inputs[i], pool, made);
+            if (!placed) {
                 return false;
             }
         }
@@ -209,6 +221,52 @@ bool CapturedRun::place_input(const CapturedTensor& input, const PacketTensor& g
         }
         push(made.up, each.address(row), source, bytes);
     }
+    return true;
+}
+
+// Features are gathered to their place among those of the other parts. Only the ids of the rows go
+// up, to a place of their own.
+bool CapturedRun::place_gather(const PacketGather& gather, const Surroundings& around,
+                               Plan& made) const {
+    const CapturedTensor& input = inputs.front();
+    const PartEntries each(input, made);
+    if (input.axis != 0 || around.tables == nullptr) {
+        return false;
+    }
+    const std::int64_t replaced = gather.at.shape.sizes[0];
+    auto reading = around.tables->read(gather.table);
+    if (reading == nullptr || replaced > kMostPatches) {
+        return false;  // Python maps it, or puts them all there at once
+    }
+    const ResidentTable& table = reading->table();
+    const Shape shape{{table.rows, table.columns}, 2};
+    const std::int64_t ids_bytes = 8 * each.count, row_bytes = each.inner;
+    const std::uint64_t ids = around.pool.at(gather.ids.offset, ids_bytes);
+    const std::uint64_t at = around.pool.at(gather.at.offset, 8 * replaced);
+    const std::uint64_t rows = around.pool.at(gather.rows.offset, row_bytes * replaced);
+    const std::int64_t scratch_used = 8 * each.first;
+    if (gather.dtype != table.dtype || gather.table_shape != shape || ids == 0 || at == 0 ||
+        rows == 0 || ids_bytes > around.scratch_bytes - scratch_used) {
+        return false;
+    }
+    const std::uint64_t ids_at = around.scratch + unsigned_of(scratch_used);
+    push(made.up, ids_at, ids, ids_bytes);
+    const HotCopy hot = reading->hot();
+    if (each.count > 0) {
+        made.gathers.push_back({table.address, ids_at, hot.rows, hot.slot_of, each.address(0),
+                                each.count, table.row_bytes(), table.item_bytes, gather_threads});
+    }
+    for (std::int64_t i = 0; i < replaced; ++i) {
+        std::int64_t position = 0;
+        std::memcpy(&position, reinterpret_cast<const void*>(at + unsigned_of(8 * i)), 8);
+        if (position < 0 || position >= each.count) {
+            return false;
+        }
+        push(made.patches, each.address(0) + unsigned_of(position * row_bytes),
+             rows + unsigned_of(i * row_bytes), row_bytes);
+    }
+    made.gathered_bytes += each.bytes;
+    made.tables.push_back(std::move(reading));
     return true;
 }
 

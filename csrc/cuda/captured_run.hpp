@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "copy.hpp"
+#include "resident_tables.hpp"
 #include "run_packet.hpp"
 
 namespace gnnserve {
@@ -33,8 +35,13 @@ struct Served {
 
 // The copies of a task; kept from one to the next for the room of its vectors.
 struct Plan {
-    std::vector<Copy> up, down;
+    std::vector<Copy> up, down, patches;
+    std::vector<Gather> gathers;
     std::vector<Fill> spare;
+    // Tables that the gathers read.
+    std::vector<std::unique_ptr<ResidentTables::Reading>> tables;
+    // Of the device, what is gathered takes.
+    std::int64_t gathered_bytes = 0;
     // Rows of each part, as TaskDone tells them.
     std::vector<std::int64_t> rows;
     // Of the part at hand: its entries for each symbol, and those of the parts before it.
@@ -52,6 +59,15 @@ struct Pool {
     std::uint64_t at(std::uint64_t offset, std::int64_t length) const;
 };
 
+// Memory that a plan's copies and gathers use beside the captured run's own.
+struct Surroundings {
+    Pool pool;
+    ResidentTables* tables = nullptr;
+    // Of the device, for ids of rows to gather.
+    std::uint64_t scratch = 0;
+    std::int64_t scratch_bytes = 0;
+};
+
 struct CapturedRun {
     std::string key;
     // Number of the kind of stream.
@@ -63,6 +79,8 @@ struct CapturedRun {
     bool any_size = false;
     // The model declares its outputs: their places are among the packet's.
     bool declared = false;
+    // Threads of a gather.
+    std::int64_t gather_threads = 0;
     // Outputs are looked through for values that are not finite.
     bool checked = false;
     std::vector<Served> symbols;
@@ -72,7 +90,7 @@ struct CapturedRun {
 
     // Makes the plan of a task; returns false when the run does not serve it. The plan is good
     // until the next one is made.
-    bool plan(const RunPacket& task, const Pool& pool, Plan& made) const;
+    bool plan(const RunPacket& task, const Surroundings& around, Plan& made) const;
 
     // Returns true when all floats of the answers are finite. They are in host memory.
     bool all_finite(const Plan& made) const;
@@ -81,6 +99,7 @@ private:
     bool count(const PacketPart& part, Plan& made) const;
     bool place_input(const CapturedTensor& input, const PacketTensor& given, const Pool& pool,
                      Plan& made) const;
+    bool place_gather(const PacketGather& gather, const Surroundings& around, Plan& made) const;
     bool place_outputs(const PacketPart& part, const Pool& pool, Plan& made) const;
     void fill_spare(Plan& made) const;
 };

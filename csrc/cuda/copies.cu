@@ -11,6 +11,13 @@
 #include "errors.cuh"
 #include "export.hpp"
 
+// See gather.cuh.
+extern "C" int gnnserve_cuda_gather_floats(std::uint64_t table, std::uint64_t ids,
+                                           std::int64_t rows, std::int64_t row_bytes,
+                                           std::int64_t item_bytes, std::uint64_t hot,
+                                           std::uint64_t slot_of, std::uint64_t out,
+                                           std::int64_t most_threads, void* stream);
+
 namespace {
 
 using gnnserve::Copy;
@@ -130,6 +137,15 @@ cudaError_t finished(const Route& route, cudaStream_t stream) {
 cudaError_t replayed(const Route& route, const Replay& replay) {
     const auto stream = static_cast<cudaStream_t>(replay.stream);
     cudaError_t error = uploaded(route, stream, false, replay.up, replay.up_count);
+    for (std::int64_t i = 0; i < replay.gather_count && error == cudaSuccess; ++i) {
+        const gnnserve::Gather& each = replay.gathers[i];
+        error = static_cast<cudaError_t>(gnnserve_cuda_gather_floats(
+            each.table, each.ids, each.rows, each.row_bytes, each.item_bytes, each.hot,
+            each.slot_of, each.out, each.most_threads, replay.stream));
+    }
+    if (error == cudaSuccess) {
+        error = started(replay.patches, replay.patch_count, cudaMemcpyHostToDevice, stream);
+    }
     for (std::int64_t i = 0; i < replay.spare_count && error == cudaSuccess; ++i) {
         const gnnserve::Fill& fill = replay.spare[i];
         error = cudaMemsetAsync(reinterpret_cast<void*>(fill.to), static_cast<int>(fill.value),

@@ -17,12 +17,24 @@ struct Fill {
     std::int64_t bytes, value;
 };
 
-// All that a task does on its device.
+// Rows of a table in host memory, gathered as float32 [rows, columns] to `out`. All addresses are
+// the device's; `hot` and `slot_of` may be 0.
+struct Gather {
+    std::uint64_t table, ids, hot, slot_of, out;
+    std::int64_t rows, row_bytes, item_bytes, most_threads;
+};
+
+// All that a task does on its device: copies up, then gathers, then patches of what was gathered,
+// also from the host, and so on.
 struct Replay {
     void* stream;
     void* graph;
     const Copy* up;
     std::int64_t up_count;
+    const Gather* gathers;
+    std::int64_t gather_count;
+    const Copy* patches;
+    std::int64_t patch_count;
     const Fill* spare;
     std::int64_t spare_count;
     const Copy* down;

@@ -31,6 +31,9 @@ constexpr int kPacket = 0, kIdle = -1;
 constexpr int kOrdinary = 0, kUrgent = 1, kBounded = 2;
 // See serve.lane.cuda.device.Urgency.
 constexpr std::int64_t kShortFactor = 2;
+// Blocks are placed in multiples of this, and a run tells of memory that it does not need when that
+// is such a part of the slab; see serve.lane.cuda.task_memory.
+constexpr std::int64_t kAlignmentBytes = 512, kMuch = 64;
 // The longest RunTask that is looked at; longer ones are Python's.
 constexpr std::size_t kMostBytes = 16 << 10;
 
@@ -62,15 +65,21 @@ private:
 
 class LaneLoop {
 public:
-    LaneLoop(int channel, Pool pool, RunTimes times, ReplayTask replay, const void* route,
-             bool has_bounded)
+    LaneLoop(int channel, Surroundings around, RunTimes times, ReplayTask replay, const void* route,
+             bool has_bounded, std::int64_t slab_bytes)
         : channel_(channel),
-          pool_(pool),
+          around_(around),
           times_(times),
           replay_(replay),
           route_(route),
           has_bounded_(has_bounded),
+          slab_bytes_(slab_bytes),
           packet_(kMostBytes) {}
+
+    void use_scratch(std::uint64_t address, std::int64_t bytes) {
+        around_.scratch = address;
+        around_.scratch_bytes = bytes;
+    }
 
     CapturedRun* add() { return runs_.emplace_back(std::make_unique<CapturedRun>()).get(); }
 
@@ -80,9 +89,11 @@ public:
 
     // Answers packets until one comes that is not served here: returns kPacket, also when the
     // server is gone. With `until_idle`, returns kIdle when no packet waits. Returns the device's
-    // error when a run fails; `failed` is that run then, and its packet waits.
+    // error when a run fails; `failed` is that run then. Its packet waits, unless the run gave
+    // memory back that it would need now: it is answered as one that is to be run again then.
     int serve(bool until_idle) {
         for (;;) {
+            plan_.tables.clear();
             const int flags = MSG_PEEK | MSG_TRUNC | (until_idle ? MSG_DONTWAIT : 0);
             const ssize_t bytes = recv(channel_, packet_.data(), packet_.size(), flags);
             if (bytes < 0 && until_idle && (errno == EAGAIN || errno == EWOULDBLOCK)) {
@@ -94,15 +105,31 @@ public:
             }
             CapturedRun* run = find();
             if (run == nullptr) {
-                return kPacket;
+                return left();
             }
             const auto began = std::chrono::steady_clock::now();
+            const bool gives_back = takes_less();
+            if (gives_back) {
+                write_less(task_.task_id, 0, answer_);
+                if (!sent()) {
+                    return left();
+                }
+            }
             const int error = replayed(*run);
+            plan_.tables.clear();
             if (error != 0) {
                 failed = run;
+                if (gives_back) {
+                    write_overrun(task_.task_id, "its captured run cannot be replayed", answer_);
+                    (void)answered();
+                }
                 return error;
             }
-            if (!run->all_finite(plan_) || !answered(*run, began)) {
+            if (!run->all_finite(plan_)) {
+                return kPacket;
+            }
+            write_answer(*run, began);
+            if (!answered()) {
                 return kPacket;
             }
         }
@@ -111,11 +138,17 @@ public:
     const CapturedRun* failed = nullptr;
 
 private:
+    // Reads no table any more while Python has the packet.
+    int left() {
+        plan_.tables.clear();
+        return kPacket;
+    }
+
     CapturedRun* find() {
         const bool bounded = task_.bounded && has_bounded_;
         const int kind = bounded ? kBounded : times_.urgent(task_.run_ns) ? kUrgent : kOrdinary;
         for (const auto& run : runs_) {
-            if (run->kind == kind && run->key == task_.key && run->plan(task_, pool_, plan_)) {
+            if (run->kind == kind && run->key == task_.key && run->plan(task_, around_, plan_)) {
                 return run.get();
             }
         }
@@ -129,6 +162,10 @@ private:
             reinterpret_cast<void*>(run.graph),
             plan_.up.data(),
             count(plan_.up),
+            plan_.gathers.data(),
+            count(plan_.gathers),
+            plan_.patches.data(),
+            count(plan_.patches),
             plan_.spare.data(),
             count(plan_.spare),
             plan_.down.data(),
@@ -141,18 +178,34 @@ private:
         return error;
     }
 
-    // Sends the answer, then takes the packet out. Where sending fails, Python runs into the same.
-    bool answered(const CapturedRun& run, std::chrono::steady_clock::time_point began) {
+    // Returns true when others could do much with the memory that was reserved for the task.
+    bool takes_less() const {
+        std::int64_t bytes = task_.limit_bytes + plan_.gathered_bytes;
+        for (const Copy& copy : plan_.up) {
+            bytes += (copy.bytes + kAlignmentBytes - 1) / kAlignmentBytes * kAlignmentBytes;
+        }
+        return slab_bytes_ > 0 && bytes >= slab_bytes_ / kMuch;
+    }
+
+    void write_answer(const CapturedRun& run, std::chrono::steady_clock::time_point began) {
         const auto run_ns = std::chrono::steady_clock::now() - began;
         const CapturedTensor& only = run.outputs.front();
         const std::int64_t columns = run.declared ? 0 : only.shape.sizes[1];
         write_done(task_.task_id, plan_.rows, columns,
                    std::chrono::duration_cast<std::chrono::nanoseconds>(run_ns).count(), answer_);
-        ssize_t sent = 0;
+    }
+
+    bool sent() const {
+        ssize_t bytes = 0;
         do {
-            sent = send(channel_, answer_.data(), answer_.size(), MSG_NOSIGNAL);
-        } while (sent < 0 && errno == EINTR);
-        if (sent < 0) {
+            bytes = send(channel_, answer_.data(), answer_.size(), MSG_NOSIGNAL);
+        } while (bytes < 0 && errno == EINTR);
+        return bytes >= 0;
+    }
+
+    // Sends the answer, then takes the packet out. Where sending fails, Python runs into the same.
+    bool answered() {
+        if (!sent()) {
             return false;
         }
         ssize_t taken = 0;
@@ -163,11 +216,12 @@ private:
     }
 
     int channel_;
-    Pool pool_;
+    Surroundings around_;
     RunTimes times_;
     ReplayTask replay_;
     const void* route_;
     bool has_bounded_;
+    std::int64_t slab_bytes_;
     std::vector<std::unique_ptr<CapturedRun>> runs_;
     std::uint64_t replays_ = 0;
     // Kept for the room that they have.
@@ -201,25 +255,59 @@ CapturedTensor tensor_of(const char* name, const char* dtype, const std::int64_t
 
 using gnnserve::CapturedRun;
 using gnnserve::LaneLoop;
+using gnnserve::ResidentTables;
 
 // Opens the loop of a lane: the socket of its channel, the shared pool, the times of all lanes of
-// the device and which is its own, and what replays a task over a route. Never closed.
+// the device and which is its own, what replays a task over a route, and the memory that tasks
+// share, 0 where nobody is told what they do not need. `tables` are those of gnnserve_tables_open.
 GNNSERVE_EXPORT void* gnnserve_lane_open(int channel, std::uint64_t pool, std::uint64_t pool_bytes,
                                          std::int64_t* times_ns, int lanes, int own,
                                          gnnserve::ReplayTask replay, const void* route,
-                                         int has_bounded) {
-    return new LaneLoop(channel, {pool, pool_bytes}, {times_ns, lanes, own}, replay, route,
-                        has_bounded != 0);
+                                         int has_bounded, std::int64_t slab_bytes, void* tables) {
+    return new LaneLoop(channel, {{pool, pool_bytes}, static_cast<ResidentTables*>(tables)},
+                        {times_ns, lanes, own}, replay, route, has_bounded != 0, slab_bytes);
 }
 
 GNNSERVE_EXPORT void gnnserve_lane_close(void* lane) { delete static_cast<LaneLoop*>(lane); }
+
+// Gives the lane memory of the device for ids of rows to gather. No run may be using another one.
+GNNSERVE_EXPORT void gnnserve_lane_scratch(void* lane, std::uint64_t address, std::int64_t bytes) {
+    static_cast<LaneLoop*>(lane)->use_scratch(address, bytes);
+}
+
+// Opens what all lanes of a process know of tables that the device reads in place; never closed.
+GNNSERVE_EXPORT void* gnnserve_tables_open() { return new ResidentTables; }
+
+// Adds a table [rows, columns] at that address of the device.
+GNNSERVE_EXPORT void gnnserve_tables_add(void* tables, std::uint64_t number, std::uint64_t address,
+                                         std::int64_t rows, std::int64_t columns,
+                                         std::int64_t item_bytes, const char* dtype) {
+    static_cast<ResidentTables*>(tables)->add(number, {address, rows, columns, item_bytes, dtype});
+}
+
+// Forgets a table; returns when no run reads it.
+GNNSERVE_EXPORT void gnnserve_tables_remove(void* tables, std::uint64_t number) {
+    static_cast<ResidentTables*>(tables)->remove(number);
+}
+
+// Has runs read the table's hot rows from there; with `rows` of 0 from nowhere, and returns when
+// none does any more.
+GNNSERVE_EXPORT void gnnserve_tables_hot(void* tables, std::uint64_t number, std::uint64_t rows,
+                                         std::uint64_t slot_of) {
+    auto* known = static_cast<ResidentTables*>(tables);
+    if (rows == 0) {
+        known->clear_hot(number);
+    } else {
+        known->set_hot(number, {rows, slot_of});
+    }
+}
 
 // Adds a captured run with the counts that it serves, least and most of each symbol in turn. It
 // serves none before it has outputs.
 GNNSERVE_EXPORT void* gnnserve_lane_add_run(void* lane, const char* key, int kind, void* stream,
                                             void* graph, std::int64_t most, int any_size,
-                                            int declared, int checked, const std::int64_t* counts,
-                                            std::int64_t symbols) {
+                                            int declared, int checked, std::int64_t gather_threads,
+                                            const std::int64_t* counts, std::int64_t symbols) {
     CapturedRun* run = static_cast<LaneLoop*>(lane)->add();
     run->key = key;
     run->kind = kind;
@@ -229,6 +317,7 @@ GNNSERVE_EXPORT void* gnnserve_lane_add_run(void* lane, const char* key, int kin
     run->any_size = any_size != 0;
     run->declared = declared != 0;
     run->checked = checked != 0;
+    run->gather_threads = gather_threads;
     for (std::int64_t i = 0; i < symbols; ++i) {
         run->symbols.push_back({counts[2 * i], counts[2 * i + 1]});
     }

@@ -56,10 +56,11 @@ public:
         return head == 0xc3 || (head != 0xc2 && fail() != 0);
     }
 
-    void nil() {
-        if (byte() != 0xc0) {
-            fail();
-        }
+    // Takes a nil out, if that is next.
+    bool nil() {
+        const bool found = !bytes_.empty() && bytes_[0] == 0xc0;
+        bytes_ = bytes_.subspan(found ? 1 : 0);
+        return found;
     }
 
     // Fails unless `holds`.
@@ -104,17 +105,21 @@ private:
     bool failed_ = false;
 };
 
+void read_shape(Reader& reader, Shape& shape) {
+    const std::size_t axes = reader.array();
+    reader.expect(axes <= Shape::kMostAxes);
+    shape = {};
+    for (std::size_t axis = 0; axis < axes && !reader.failed(); ++axis) {
+        shape.sizes[axis] = reader.signed_count();
+    }
+    shape.axes = reader.failed() ? 0 : static_cast<int>(axes);
+}
+
 void read_tensor(Reader& reader, PacketTensor& tensor) {
     reader.expect(reader.array() == 4);
     tensor.name = reader.text();
     tensor.dtype = reader.text();
-    const std::size_t axes = reader.array();
-    reader.expect(axes <= Shape::kMostAxes);
-    tensor.shape = {};
-    for (std::size_t axis = 0; axis < axes && !reader.failed(); ++axis) {
-        tensor.shape.sizes[axis] = reader.signed_count();
-    }
-    tensor.shape.axes = reader.failed() ? 0 : static_cast<int>(axes);
+    read_shape(reader, tensor.shape);
     tensor.offset = reader.count();
 }
 
@@ -125,12 +130,37 @@ void read_tensors(Reader& reader, std::vector<PacketTensor>& tensors) {
     }
 }
 
+void read_gather(Reader& reader, PacketPart& part) {
+    PacketGather& gather = part.gather;
+    reader.expect(reader.array() == 4);
+    reader.expect(reader.array() == 5);
+    reader.text();  // the graph's name
+    gather.table = reader.count();
+    reader.text();  // its path
+    gather.dtype = reader.text();
+    read_shape(reader, gather.table_shape);
+    read_tensor(reader, gather.ids);
+    read_tensor(reader, gather.at);
+    read_tensor(reader, gather.rows);
+    reader.expect(gather.table_shape.axes == 2 && gather.ids.shape.axes == 1 &&
+                  gather.at.shape.axes == 1);
+    const Shape replaced{{gather.at.shape.sizes[0], gather.table_shape.sizes[1]}, 2};
+    reader.expect(gather.rows.shape == replaced && gather.rows.dtype == "float32" &&
+                  gather.ids.dtype == "int64" && gather.at.dtype == "int64");
+    PacketTensor features{.name = "x", .dtype = "float32", .shape = {}};
+    features.shape = {{gather.ids.shape.sizes[0], gather.table_shape.sizes[1]}, 2};
+    part.inputs.insert(part.inputs.begin(), features);
+}
+
 void read_part(Reader& reader, PacketPart& part) {
     reader.expect(reader.array() == 6);
     read_tensors(reader, part.inputs);
     part.output_offset = reader.count();
     part.output_capacity = reader.count();
-    reader.nil();  // no features to gather
+    part.gathers = !reader.nil();
+    if (part.gathers) {
+        read_gather(reader, part);
+    }
     read_tensors(reader, part.outputs);
     reader.truth();
 }
@@ -148,6 +178,13 @@ void write_number(std::uint64_t value, std::string& packet) {
 
 void write_number(std::int64_t value, std::string& packet) {
     write_number(static_cast<std::uint64_t>(value), packet);
+}
+
+void write_text(std::string_view value, std::string& packet) {
+    packet.push_back(static_cast<char>(0xda));
+    packet.push_back(static_cast<char>(value.size() >> 8 & 0xff));
+    packet.push_back(static_cast<char>(value.size() & 0xff));
+    packet.append(value);
 }
 
 }  // namespace
@@ -176,7 +213,7 @@ bool read_run(std::span<const unsigned char> packet, RunPacket& run) {
             return false;
         }
     }
-    reader.count();  // the limit of memory, of which a captured run takes nothing
+    run.limit_bytes = reader.signed_count();
     run.run_ns = reader.signed_count();
     run.bounded = reader.truth();
     return !reader.failed() && reader.at_end();
@@ -197,6 +234,19 @@ void write_done(std::uint64_t task_id, std::span<const std::int64_t> rows, std::
     write_number(run_ns, packet);
     // No peaks, nor when it began; no values that are not finite.
     packet.append("\xc0\xc0\x00\x90", 4);
+}
+
+void write_less(std::uint64_t task_id, std::int64_t memory_bytes, std::string& packet) {
+    packet.assign("\x93\xa9TakesLess");
+    write_number(task_id, packet);
+    write_number(memory_bytes, packet);
+}
+
+void write_overrun(std::uint64_t task_id, std::string_view message, std::string& packet) {
+    packet.assign("\x94\xa9TaskError");
+    write_number(task_id, packet);
+    write_text("out_of_memory", packet);
+    write_text(message, packet);
 }
 
 }  // namespace gnnserve

@@ -1,5 +1,5 @@
-// The two packets between server and lane that captured runs need, in msgpack as serve/ipc/messages
-// has them: RunTask is read, TaskDone is written.
+// The packets between server and lane that captured runs need, in msgpack as serve/ipc/messages has
+// them: RunTask is read, the others are written.
 #pragma once
 
 #include <array>
@@ -30,8 +30,20 @@ struct PacketTensor {
     std::uint64_t offset = 0;
 };
 
+// Features to gather: rows `ids` of a table of a resident graph, of which those `at` positions are
+// replaced by `rows`.
+struct PacketGather {
+    std::uint64_t table = 0;
+    std::string_view dtype;
+    Shape table_shape;
+    PacketTensor ids, at, rows;
+};
+
 struct PacketPart {
+    // Where features are gathered, the first one stands for them: it has no place in the pool.
     std::vector<PacketTensor> inputs, outputs;
+    bool gathers = false;
+    PacketGather gather;
     // Place of the only output of a model that declares none.
     std::uint64_t output_offset = 0, output_capacity = 0;
 };
@@ -40,17 +52,24 @@ struct RunPacket {
     std::uint64_t task_id = 0;
     std::string_view key;
     std::vector<PacketPart> parts;
+    // Upper bound of memory, apart from inputs and outputs.
+    std::int64_t limit_bytes = 0;
     std::int64_t run_ns = 0;
     bool bounded = false;
 };
 
-// Reads a RunTask all of whose inputs are in the pool. Returns false for any other packet: one of
-// another kind, with features to gather, or of another form. `packet` must outlive `run`.
+// Reads a RunTask. Returns false for any other packet. `packet` must outlive `run`.
 bool read_run(std::span<const unsigned char> packet, RunPacket& run);
 
 // Writes the TaskDone of a run whose outputs are finite and whose memory was not measured, with
 // these rows of each part.
 void write_done(std::uint64_t task_id, std::span<const std::int64_t> rows, std::int64_t columns,
                 std::int64_t run_ns, std::string& packet);
+
+// Writes the TakesLess of a run that takes this much of the device's memory.
+void write_less(std::uint64_t task_id, std::int64_t memory_bytes, std::string& packet);
+
+// Writes the TaskError of a run that needs more memory than it has.
+void write_overrun(std::uint64_t task_id, std::string_view message, std::string& packet);
 
 }  // namespace gnnserve

@@ -13,6 +13,9 @@
 
 namespace {
 
+// CUDA's number for what is not supported.
+constexpr int kNotSupported = 801;
+
 // Runtimes that torch may have loaded for itself alone. Usually all of the process sees it.
 constexpr const char* kRuntimes[] = {nullptr, "libcudart.so.13", "libcudart.so.12"};
 
@@ -31,6 +34,14 @@ const char* missing_in(void* library) {
 }
 
 }  // namespace
+
+// There is no kernel to gather; lanes' loops without Python are given no tables, so none is asked
+// for.
+extern "C" int gnnserve_cuda_gather_floats(std::uint64_t, std::uint64_t, std::int64_t, std::int64_t,
+                                           std::int64_t, std::uint64_t, std::uint64_t,
+                                           std::uint64_t, std::int64_t, void*) {
+    return kNotSupported;
+}
 
 // Finds the CUDA runtime in this process, before any other function of this file is called. Returns
 // the name of a function that no runtime has, null for none.

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "check.hpp"
+#include "gather_by_hand.hpp"
 
 namespace {
 

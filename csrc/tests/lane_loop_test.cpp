@@ -14,6 +14,7 @@
 
 #include "../cuda/copies.cu"
 #include "check.hpp"
+#include "gather_by_hand.hpp"
 
 namespace {
 
@@ -22,6 +23,8 @@ using gnnserve::PacketTensor;
 
 constexpr std::int64_t kNodes = 4, kEdges = 6, kPoolBytes = 1 << 12;
 constexpr std::uint64_t kEdgesAt = 1024, kOutputAt = 2048;
+// Rows of a table, and where a sample's replaced rows are behind its ids.
+constexpr std::uint64_t kRows = 5, kReplacedAt = 64;
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 // Writes msgpack, as messages.py has msgspec do.
@@ -65,10 +68,14 @@ struct Graph {
     std::uint64_t capacity = 1024;
     std::uint64_t features = 2;
     std::string dtype = "int64";
+    // Of a sample, the table that its features are rows of.
+    std::uint64_t table = 0, replaced = 0;
+    std::string table_dtype = "uint8";
 };
 
 struct Asked {
     std::string key = "m";
+    std::uint64_t limit_bytes = 1 << 30;
     std::uint64_t run_ns = 0;
     bool bounded = false, gathers = false;
 };
@@ -77,13 +84,25 @@ std::string packet_of(const std::vector<Graph>& parts, const Asked& asked = {}) 
     Writer writer;
     writer.array(7).text("RunTask").number(77).text(asked.key).array(parts.size());
     for (const Graph& part : parts) {
-        writer.array(6).array(2);
-        writer.tensor("x", "float32", {part.nodes, part.features}, part.x_at);
+        writer.array(6).array(part.table == 0 ? 2 : 1);
+        if (part.table == 0) {
+            writer.tensor("x", "float32", {part.nodes, part.features}, part.x_at);
+        }
         writer.tensor("edge_index", part.dtype, {2, part.edges}, part.edges_at);
         writer.number(part.output_at).number(part.capacity);
-        writer.put(asked.gathers ? 0xc3 : 0xc0).array(0).put(0xc2);
+        if (part.table == 0) {
+            writer.put(asked.gathers ? 0xc3 : 0xc0);
+        } else {
+            writer.array(4).array(5).text("g").number(part.table).text("/file");
+            writer.text(part.table_dtype).array(2).number(kRows).number(part.features);
+            writer.tensor("ids", "int64", {part.nodes}, part.x_at);
+            writer.tensor("at", "int64", {part.replaced}, part.x_at + kReplacedAt);
+            writer.tensor("new", "float32", {part.replaced, part.features},
+                          part.x_at + kReplacedAt + 8 * part.replaced);
+        }
+        writer.array(0).put(0xc2);
     }
-    writer.number(1 << 30).number(asked.run_ns).put(asked.bounded ? 0xc3 : 0xc2);
+    writer.number(asked.limit_bytes).number(asked.run_ns).put(asked.bounded ? 0xc3 : 0xc2);
     return writer.bytes;
 }
 
@@ -92,7 +111,7 @@ std::string packet_of(const std::vector<Graph>& parts, const Asked& asked = {}) 
 class Rig {
 public:
     explicit Rig(gnnserve::ReplayTask replay = gnnserve_cuda_replay_task, int own = 0,
-                 std::int64_t* times = nullptr)
+                 std::int64_t* times = nullptr, std::int64_t slab_bytes = 0)
         : pool_(kPoolBytes), x(2 * kNodes, kNaN), edges(2 * kEdges, 99), output(kNodes, kNaN) {
         CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends_) == 0);
         if (own == 0) {
@@ -100,15 +119,17 @@ public:
             CHECK(gnnserve_cuda_route(0, stream(1), stream(2), &route_) == cudaSuccess);
             cuda_stub::graph = [this] { forward(); };
         }
-        lane_ = gnnserve_lane_open(ends_[1], address(pool_.data()), kPoolBytes,
-                                   times == nullptr ? run_times : times, 4, own, replay,
-                                   own == 0 ? reinterpret_cast<void*>(route_) : this, 1);
+        lane_ = gnnserve_lane_open(
+            ends_[1], address(pool_.data()), kPoolBytes, times == nullptr ? run_times : times, 4,
+            own, replay, own == 0 ? reinterpret_cast<void*>(route_) : this, 1, slab_bytes, tables_);
+        gnnserve_lane_scratch(lane_, address(scratch_), sizeof scratch_);
         for (const int kind : {0, 1, 2}) {
             runs[kind] = add(kind);
         }
     }
     ~Rig() {
         gnnserve_lane_close(lane_);
+        delete tables();
         delete reinterpret_cast<Route*>(route_);
         close(ends_[0]);
         close(ends_[1]);
@@ -137,8 +158,8 @@ public:
         graph.x_at += 128 * part;
         graph.edges_at += 256 * part;
         graph.output_at += 64 * part;
-        std::memcpy(&pool_[graph.x_at], features.data(), 4 * features.size());
-        std::memcpy(&pool_[graph.edges_at], pairs.data(), 8 * pairs.size());
+        write(graph.x_at, features);
+        write(graph.edges_at, pairs);
         return graph;
     }
 
@@ -172,6 +193,32 @@ public:
     }
     void hang_up() { shutdown(ends_[0], SHUT_RDWR); }
     void* lane() { return lane_; }
+    gnnserve::ResidentTables* tables() { return static_cast<gnnserve::ResidentTables*>(tables_); }
+    // Adds table 7 of bytes: row i holds 10 i and 10 i + 1. Rows 0 to 2 of what `hot` says have 100
+    // more.
+    void add_table() {
+        for (std::size_t i = 0; i < 2 * kRows; ++i) {
+            rows_[i] = static_cast<unsigned char>(10 * (i / 2) + i % 2);
+            hot_[i] = static_cast<unsigned char>(rows_[i] + 100);
+        }
+        gnnserve_tables_add(tables_, 7, address(rows_), kRows, 2, 1, "uint8");
+    }
+    void heat() { gnnserve_tables_hot(tables_, 7, address(hot_), address(slots_)); }
+    void cool() { gnnserve_tables_hot(tables_, 7, 0, 0); }
+    // Puts a sample of these rows of table 7 and edges into the pool; `replaced` are positions
+    // whose features are new ones.
+    Graph sample(const std::vector<std::int64_t>& ids, const std::vector<std::int64_t>& pairs,
+                 const std::vector<std::int64_t>& replaced = {}, std::uint64_t part = 0) {
+        Graph graph = put({}, pairs, part);
+        graph.nodes = ids.size();
+        graph.table = 7;
+        graph.replaced = replaced.size();
+        write(graph.x_at, ids);
+        write(graph.x_at + kReplacedAt, replaced);
+        write(graph.x_at + kReplacedAt + 8 * replaced.size(),
+              std::vector<float>(2 * replaced.size(), 0.5F));
+        return graph;
+    }
 
     static std::uint64_t address(const void* memory) {
         return reinterpret_cast<std::uint64_t>(memory);
@@ -184,10 +231,16 @@ public:
     void* failed = nullptr;
 
 private:
+    template <typename Value>
+    void write(std::uint64_t offset, const std::vector<Value>& values) {
+        std::copy_n(reinterpret_cast<const unsigned char*>(values.data()),
+                    sizeof(Value) * values.size(), &pool_[offset]);
+    }
+
     void* add(int kind) {
         const std::int64_t counts[] = {1, kNodes, 0, kEdges};
         void* run = gnnserve_lane_add_run(lane_, "m", kind, stream(3 + static_cast<unsigned>(kind)),
-                                          nullptr, kNodes + kEdges - 1, 1, 0, 1, counts, 2);
+                                          nullptr, kNodes + kEdges - 1, 1, 0, 1, 512, counts, 2);
         const auto told = [](const void* memory) {
             return static_cast<std::int64_t>(address(memory));
         };
@@ -203,6 +256,10 @@ private:
     int ends_[2] = {};
     std::uint64_t route_ = 0;
     void* lane_ = nullptr;
+    void* tables_ = gnnserve_tables_open();
+    std::int64_t scratch_[kNodes] = {};
+    unsigned char rows_[2 * kRows] = {}, hot_[2 * kRows] = {};
+    std::int32_t slots_[kRows] = {0, 1, 2, -1, -1};
     std::vector<unsigned char> pool_;
 
 public:
@@ -301,6 +358,36 @@ void test_a_failed_run_is_told_and_its_packet_stays() {
     }
 }
 
+// Others may have what it gave back by then, so that Python must not launch it.
+void test_a_run_gives_back_what_others_could_do_much_with() {
+    const std::string says = std::string("\x93\xa9TakesLess\x4d\x00", 13);
+    constexpr std::int64_t kSlabBytes = 64 << 20;
+    // Inputs take two blocks of 512 bytes and a third one: rows of edges are copied apart.
+    for (const std::uint64_t limit_bytes : {(1U << 20) - 1537U, (1U << 20) - 1536U}) {
+        Rig rig(gnnserve_cuda_replay_task, 0, nullptr, kSlabBytes);
+        const Asked asked{.limit_bytes = limit_bytes};
+        const std::string packet = packet_of({rig.put({1, 2, 3, 4}, {0, 1})}, asked);
+        const bool much = limit_bytes % 2 == 0;
+        rig.send(packet);
+        CHECK(rig.serve() == gnnserve::kIdle);
+        CHECK(!much || rig.answer() == says);
+        CHECK(rig.answer().substr(0, 10) == "\x99\xa8TaskDone");
+        cuda_stub::fails = "cudaGraphLaunch";
+        if (!much) {
+            CHECK(rig.left(packet) == cudaErrorUnknown);
+        } else {
+            rig.send(packet);
+            CHECK(rig.serve() == cudaErrorUnknown && rig.failed == rig.runs[0]);
+            CHECK(rig.answer() == says);
+            const std::string error = rig.answer();
+            CHECK(error.substr(0, 12) == "\x94\xa9TaskError\x4d");
+            CHECK(error.find("out_of_memory") != std::string::npos);
+        }
+        cuda_stub::fails.clear();
+        CHECK(rig.serve() == gnnserve::kIdle);
+    }
+}
+
 void test_all_that_was_begun_is_waited_for_when_a_run_fails() {
     Rig rig;
     cuda_stub::said.clear();
@@ -343,6 +430,93 @@ void test_a_server_that_is_gone_is_pythons_to_notice() {
     Rig rig;
     rig.hang_up();
     CHECK(rig.serve(false) == gnnserve::kPacket);
+}
+
+void test_a_sample_is_gathered_where_it_is_wanted() {
+    Rig rig;
+    rig.add_table();
+    const Graph sample = rig.sample({4, 1}, {0, 1});
+    rig.send(packet_of({sample}));
+    CHECK(rig.serve() == gnnserve::kIdle);
+    rig.answer();
+    CHECK((rig.answered(sample) == std::vector<float>{40, 10 + 41}));
+    CHECK((std::vector<float>(rig.x.begin(), rig.x.begin() + 4) ==
+           std::vector<float>{40, 41, 10, 11}));
+    CHECK(std::isnan(rig.x[4]));
+    rig.heat();
+    rig.send(packet_of({sample}));
+    CHECK(rig.serve() == gnnserve::kIdle);
+    rig.answer();
+    CHECK((rig.answered(sample) == std::vector<float>{40, 110 + 41}));
+    rig.cool();
+    const Graph changed = rig.sample({4, 1}, {0, 1}, {1});
+    rig.send(packet_of({changed}));
+    CHECK(rig.serve() == gnnserve::kIdle);
+    rig.answer();
+    CHECK((rig.answered(changed) == std::vector<float>{40, 0.5F + 41}));
+}
+
+void test_samples_are_merged_with_each_other_and_with_others() {
+    Rig rig;
+    rig.add_table();
+    const Graph first = rig.sample({3, 0}, {0, 1}, {0}), second = rig.put({5, 6}, {}, 1),
+                third = rig.sample({2}, {0, 0}, {}, 2);
+    cuda_stub::said.clear();
+    rig.send(packet_of({first, second, third}));
+    CHECK(rig.serve() == gnnserve::kIdle);
+    rig.answer();
+    CHECK((rig.answered(first) == std::vector<float>{0.5F, 0.5F}));
+    CHECK((rig.answered(second) == std::vector<float>{5}));
+    CHECK((rig.answered(third) == std::vector<float>{20 + 21}));
+    // What goes up first is copied before any gather, as the gathers read ids among it.
+    const auto place = [](const char* what) {
+        std::size_t at = 0;
+        while (cuda_stub::said[at].find(what) == std::string::npos) {
+            ++at;
+        }
+        return at;
+    };
+    CHECK(place("s3 copies 16") < place("s3 gathers 2"));
+    CHECK(place("s3 gathers 2") < place("s3 gathers 1"));
+}
+
+void test_samples_that_the_loop_cannot_gather_stay_for_python() {
+    Rig rig;
+    const Graph sample = rig.sample({4, 1}, {0, 1});
+    CHECK(rig.left(packet_of({sample})) == gnnserve::kPacket);
+    rig.add_table();
+    const std::function<void(Graph&)> changes[] = {
+        [](Graph& one) { one.table = 8; },     [](Graph& one) { one.table_dtype = "float16"; },
+        [](Graph& one) { one.features = 3; },  [](Graph& one) { one.x_at = kPoolBytes - 8; },
+        [](Graph& one) { one.replaced = 65; },
+    };
+    for (const auto& change : changes) {
+        Graph other = sample;
+        change(other);
+        CHECK(rig.left(packet_of({other})) == gnnserve::kPacket);
+    }
+    CHECK(rig.left(packet_of({rig.sample({4, 1}, {0, 1}, {2})})) == gnnserve::kPacket);
+    const std::string whole = packet_of({sample});
+    for (std::size_t bytes = 1; bytes < whole.size(); ++bytes) {
+        CHECK(rig.left(whole.substr(0, bytes)) == gnnserve::kPacket);
+    }
+    gnnserve_lane_scratch(rig.lane(), 0, 0);
+    CHECK(rig.left(whole) == gnnserve::kPacket);
+    gnnserve_tables_remove(rig.tables(), 7);
+    gnnserve_tables_remove(rig.tables(), 7);
+    rig.heat();
+    rig.cool();
+}
+
+void test_a_failed_gather_is_told() {
+    Rig rig;
+    rig.add_table();
+    const std::string packet = packet_of({rig.sample({4, 1}, {0, 1})});
+    cuda_stub::fails = "gather";
+    CHECK(rig.left(packet) == cudaErrorUnknown && rig.failed == rig.runs[0]);
+    cuda_stub::fails.clear();
+    // Nothing reads the table any more.
+    gnnserve_tables_remove(rig.tables(), 7);
 }
 
 // Replays in place of the runtime that stands in for CUDA, which is for one thread.
@@ -396,8 +570,13 @@ int main() {
     test_what_no_captured_run_serves_stays_for_python();
     test_answers_that_are_no_finite_numbers_stay_for_python();
     test_a_failed_run_is_told_and_its_packet_stays();
+    test_a_run_gives_back_what_others_could_do_much_with();
     test_all_that_was_begun_is_waited_for_when_a_run_fails();
     test_the_stream_is_that_of_its_kind();
     test_a_server_that_is_gone_is_pythons_to_notice();
+    test_a_sample_is_gathered_where_it_is_wanted();
+    test_samples_are_merged_with_each_other_and_with_others();
+    test_samples_that_the_loop_cannot_gather_stay_for_python();
+    test_a_failed_gather_is_told();
     test_lanes_of_one_device_share_nothing_but_their_times();
 }

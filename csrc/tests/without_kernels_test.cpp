@@ -134,8 +134,9 @@ void test_a_captured_run_is_replayed() {
     const gnnserve::Copy up{at(&places[0]), at(&input), 4};
     const gnnserve::Fill spare{at(&places[1]), 4, 0xFF};
     const gnnserve::Copy down{at(&answer), at(&places[0]), 4};
-    const gnnserve::Replay replay{nullptr, reinterpret_cast<void*>(graph), &up, 1, &spare, 1, &down,
-                                  1};
+    const gnnserve::Replay replay{
+        nullptr, reinterpret_cast<void*>(graph), &up, 1, nullptr, 0, nullptr, 0, &spare, 1, &down,
+        1};
     said.clear();
     CHECK(gnnserve_cuda_replay_task(reinterpret_cast<const void*>(route), &replay) == 0);
     CHECK(answer == 7 && places[1] == -1);

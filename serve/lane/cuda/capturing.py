@@ -42,6 +42,12 @@ class Recorder:
         self._queue = queue
         self._memory = memory
 
+    def keep(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return a tensor of so many elements in the memory of captures; raises when it is full."""
+        held = nullcontext() if self._memory is None else self._memory.held()
+        with held, self._queue.running():
+            return torch.empty(count, dtype=dtype, device=self._queue.device)
+
     def capture(
         self,
         model: LoadedModel,

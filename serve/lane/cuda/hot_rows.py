@@ -105,7 +105,9 @@ class HotKeeper:
                 self._changed.wait_for(lambda: any(one.wanted for one in self._kept.values()))
                 kept = next(one for one in self._kept.values() if one.wanted)
                 wanted, kept.wanted, kept.rows = kept.wanted, None, None
-                # Wait for the runs that use its memory; no others begin.
+            # Wait for the runs that use its memory; no others begin.
+            self._tables.looped.cool(kept.table)
+            with self._changed:
                 self._changed.wait_for(kept.unused)
             assert wanted is not None
             table, hot, tell = wanted
@@ -126,6 +128,7 @@ class HotKeeper:
                 continue
             with self._changed:
                 kept.rows, kept.table = rows, table.number
+            self._tables.looped.heat(table.number, rows.rows.data_ptr(), rows.slot_of.data_ptr())
             _log.info("graph '%s': %d rows are kept on the device", table.graph, hot.count)
             tell(HotSetHeld(table.graph, hot.number))
 

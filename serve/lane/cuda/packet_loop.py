@@ -15,6 +15,7 @@ import torch
 
 from serve.interface import Interface
 from serve.lane.cuda.buckets import served_counts
+from serve.lane.cuda.looped_tables import LoopedTables
 from serve.lane.cuda.replayer import Replayer
 from serve.lane.cuda.replays import FixedRun, RunShape
 from serve.lane.cuda.streams import StreamKind
@@ -67,10 +68,15 @@ class PacketLoop:
         run_times: "ctypes.Array[ctypes.c_int64]",
         own: int,
         replayer: Replayer,
+        tables: LoopedTables | None,
+        slab_bytes: int = 0,
     ) -> None:
         """`channel` is the socket's descriptor.
 
         `run_times` are those of ``device.Urgency``, and `own` is the lane's number in them.
+        Features of samples are gathered from `tables`; None where no kernel can. A run gives back
+        what others could do much with of `slab_bytes`, the memory that tasks share; nothing where
+        it is 0.
         """
         # Not PyDLL: the loop waits without the interpreter lock.
         self._library: Any = ctypes.CDLL(str(required_path(DEVICE_LIBRARY)))
@@ -78,11 +84,14 @@ class PacketLoop:
         code = ctypes.c_int
         for name, result, arguments in (
             ("open", pointer,
-             (code, ctypes.c_uint64, ctypes.c_uint64, pointer, code, code, pointer, pointer, code)),
+             (code, ctypes.c_uint64, ctypes.c_uint64, pointer, code, code, pointer, pointer, code,
+              number, pointer)),
             ("close", None, (pointer,)),
             ("add_run", pointer,
-             (pointer, text, code, pointer, pointer, number, code, code, code, pointer, number)),
+             (pointer, text, code, pointer, pointer, number, code, code, code, number, pointer,
+              number)),
             ("add_tensor", None, (pointer, code, text, text, pointer)),
+            ("scratch", None, (pointer, ctypes.c_uint64, number)),
             ("drop_run", None, (pointer, pointer)),
             ("used", ctypes.c_uint64, (pointer,)),
             ("serve", code, (pointer, code, pointer)),
@@ -94,7 +103,8 @@ class PacketLoop:
         self._lane = self._library.gnnserve_lane_open(
             channel, ctypes.addressof(ctypes.c_char.from_buffer(pool)), len(pool),
             run_times, len(run_times), own, replayer.function, replayer.route,
-            StreamKind.BOUNDED in replayer.streams,
+            StreamKind.BOUNDED in replayer.streams, slab_bytes,
+            None if tables is None else tables.handle,
         )  # fmt: skip
 
     def close(self) -> None:
@@ -110,11 +120,13 @@ class PacketLoop:
         interface: Interface | None,
         *,
         checked: bool,
+        gather_threads: int,
     ) -> LoopedRun | None:
         """Have the loop replay that run; returns None where only Python can.
 
         `most` is ``Calibration.replay_most``. With `checked`, Python gets what is not finite. A
-        model without an interface answers for each node.
+        model without an interface answers for each node. At most `gather_threads` read a sample's
+        features.
         """
         tensors = _tensors_of(shape, run, interface)
         if tensors is None:
@@ -129,7 +141,7 @@ class PacketLoop:
         handle = self._library.gnnserve_lane_add_run(
             self._lane, shape.key.encode(), _KINDS[shape.kind],
             self._replayer.streams[shape.kind], run.captured.handle, most, shape.is_bucket,
-            interface is not None, checked, _numbers(counts), len(symbols),
+            interface is not None, checked, gather_threads, _numbers(counts), len(symbols),
         )  # fmt: skip
         for is_output, name, dtype, numbers in tensors:
             self._library.gnnserve_lane_add_tensor(
@@ -137,6 +149,14 @@ class PacketLoop:
             )
         self._runs[handle] = LoopedRun(self, handle)
         return self._runs[handle]
+
+    def use_scratch(self, place: torch.Tensor | None) -> None:
+        """Have the loop put ids of rows to gather there, int64 on the device, until told another.
+
+        With None, samples are Python's.
+        """
+        address, size_bytes = (0, 0) if place is None else (place.data_ptr(), place.nbytes)
+        self._library.gnnserve_lane_scratch(self._lane, address, size_bytes)
 
     def drop(self, run: LoopedRun) -> None:
         """Forget the run."""

@@ -34,6 +34,7 @@ from serve.lane.cuda.device import CudaDevice
 from serve.lane.cuda.gather_threads import find_threads
 from serve.lane.cuda.packet_loop import PacketLoop
 from serve.lane.cuda.placed_model import ArenaSite, PlacedModel, load_on
+from serve.lane.cuda.queues import Queue
 from serve.lane.cuda.recurring_runs import RecurringRuns
 from serve.lane.cuda.streams import StreamKind
 from serve.lane.cuda.task_memory import TaskMemory
@@ -81,13 +82,13 @@ class CudaPlace:
         #: ``MemoryTaken`` as reported last.
         self._unplanned_bytes: int | None = None if device.arena else 0
         self._models: dict[str, LoadedModel] = {}
-        #: ``Calibration.gather_threads`` of each model for which it was measured.
+        #: ``Calibration.gather_threads`` of each model, or what stands for it.
         self._gather_threads: dict[str, int] = {}
         self._warm_libraries()
         if device.place.replay_bytes:
             held = device.memory_of_captures()
-            times, replayer = device.urgency.run_times, self._queue.replayer()
-            loop = PacketLoop(channel.fileno(), pool, times, self._number, replayer)
+            shared_bytes = 0 if self.meter is None else device.place.slab_bytes
+            loop = _packet_loop(channel, pool, device, self._queue, self._number, shared_bytes)
             self._recurring = RecurringRuns(
                 self._queue, held, self._tensors, self._models, self._end_or_leave,
                 device.capturing, loop,
@@ -210,7 +211,7 @@ class CudaPlace:
         table = until_end.enter_context(self._device.tables.using(gather.table))
         hot = until_end.enter_context(self._device.hot.using(gather.table))
         ids = self._tensors.of(gather.ids)
-        threads = self._gather_threads.get(key, GATHER_THREADS)
+        threads = self._gather_threads[key]
         x = self._queue.gather(table.rows, ids, hot, placed=placed["ids"], threads=threads).float()
         if placed["at"].numel():
             x.index_copy_(0, placed["at"], placed["new"])
@@ -260,12 +261,12 @@ class CudaPlace:
             self._device.models.give_back(message.key, model)
             raise
         self._models[message.key] = model
-        if message.gather_threads:
-            self._gather_threads[message.key] = message.gather_threads
+        threads = message.gather_threads or GATHER_THREADS
+        self._gather_threads[message.key] = threads
         if self._recurring is not None:
             self._recurring.expect(
                 message.key, message.replay_most, any_size=message.replay_any_size,
-                rows=message.signature.rows,
+                rows=message.signature.rows, gather_threads=threads,
             )  # fmt: skip
         self._tell_memory(f"model {message.key}: loaded")
         return model
@@ -360,6 +361,21 @@ class CudaPlace:
         placed = PlacedModel.of(model, self._queue)
         meter = self.meter
         return placed, Processor() if meter is None else ArenaSite(self._queue, meter)
+
+
+def _packet_loop(
+    channel: LaneChannel,
+    pool: mmap.mmap,
+    device: CudaDevice,
+    queue: Queue,
+    number: int,
+    slab_bytes: int,
+) -> PacketLoop:
+    """Return the loop of the lane of that number; see ``PacketLoop``."""
+    return PacketLoop(
+        channel.fileno(), pool, device.urgency.run_times, number, queue.replayer(),
+        device.tables.looped if device.place.has_kernels else None, slab_bytes,
+    )  # fmt: skip
 
 
 def _why_exact(executor: str, signature: Signature, trial: LoadedModel | None) -> str:

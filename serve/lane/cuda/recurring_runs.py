@@ -1,5 +1,6 @@
 """Runs of a lane that recur: captured while the lane is idle, replayed from then on."""
 
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +20,9 @@ from serve.lane.models.loader import LoadedModel
 from serve.lane.models.sizing import Counts, Sizing, sizing_of
 from serve.lane.task import PoolTensors, Wanted
 from serve.models.model_signature import Rows
-from serve.native_cuda import CudaError
+from serve.native_cuda import GATHER_THREADS, CudaError
+
+_log = logging.getLogger(__name__)
 
 #: Uploads what gathering needs; what it returns gathers a sample's features, float32 [N, F].
 BeginGather = Callable[[GatherRef], Callable[[], torch.Tensor]]
@@ -41,6 +44,8 @@ class _Expected:
     sizing: Sizing
     #: It answers for each node, or declares its outputs.
     rows_told: bool
+    #: See ``Calibration.gather_threads``.
+    gather_threads: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +94,17 @@ class RecurringRuns:
         #: None where all is Python's, as benches have it.
         self._loop: PacketLoop | None = loop
         self._expected: dict[str, _Expected] = {}
+        #: For ids of rows that the loop gathers, int64 on the device.
+        self._scratch: torch.Tensor | None = None
 
     def expect(
-        self, key: str, replay_most: int, *, any_size: bool = False, rows: Rows = "node"
+        self,
+        key: str,
+        replay_most: int,
+        *,
+        any_size: bool = False,
+        rows: Rows = "node",
+        gather_threads: int = GATHER_THREADS,
     ) -> None:
         """Capture runs of that model up to its ``Calibration.replay_most``.
 
@@ -101,7 +114,9 @@ class RecurringRuns:
         if replay_most:
             told = interface is not None or rows == "node"
             sizing = sizing_of(interface)
-            self._expected[key] = _Expected(replay_most, any_size, interface, sizing, told)
+            self._expected[key] = _Expected(
+                replay_most, any_size, interface, sizing, told, gather_threads
+            )
 
     def wait(self) -> None:
         """Answer by captured runs, without Python, until a packet is Python's."""
@@ -215,8 +230,26 @@ class RecurringRuns:
         if self._loop is None or not expected.rows_told:
             return run
         checked = model.spec.check_output != "off"
-        looped = self._loop.add(shape, run, expected.most, expected.interface, checked=checked)
+        looped = self._loop.add(
+            shape, run, expected.most, expected.interface, checked=checked,
+            gather_threads=expected.gather_threads,
+        )  # fmt: skip
+        if looped is not None and expected.interface is None and shape.is_bucket:
+            self._make_scratch(run.inputs["x"].shape[0])
         return replace(run, looped=looped)
+
+    def _make_scratch(self, num_rows: int) -> None:
+        """Have memory for ids of so many rows that the loop gathers; without it, Python does."""
+        assert self._loop is not None
+        if self._scratch is not None and len(self._scratch) >= num_rows:
+            return
+        self._scratch = None
+        self._loop.use_scratch(None)
+        try:
+            self._scratch = self.recorder.keep(num_rows, torch.int64)
+        except Exception as error:
+            _log.info("samples are gathered by Python: %s", error)
+        self._loop.use_scratch(self._scratch)
 
 
 def _answers(

@@ -19,6 +19,7 @@ from serve.graphs.features import open_memory_file
 from serve.ipc.messages import TableRef
 from serve.lane import clock
 from serve.lane.cuda.cuda_queue import Pinned
+from serve.lane.cuda.looped_tables import LoopedTables
 from serve.native_cuda import CudaError
 
 _log = logging.getLogger(__name__)
@@ -33,7 +34,7 @@ class Table:
     then the host gathers.
     """
 
-    def __init__(self, ref: TableRef, pinned: Pinned | None) -> None:
+    def __init__(self, ref: TableRef, pinned: Pinned | None, looped: LoopedTables) -> None:
         """Map the file; raises OSError when that fails."""
         self.ref = ref
         self.users = 0
@@ -46,10 +47,11 @@ class Table:
             os.close(fd)
         #: [rows, columns], in host memory.
         self.rows = torch.frombuffer(mapped, dtype=dtype, count=rows * columns).view(ref.shape)
-        self._pinned = pinned
+        self._pinned, self._looped = pinned, looped
         self._is_pinned = self._is_closed = False
         self._settled = threading.Event()
         if pinned is None:
+            looped.add(ref.number, self.rows.data_ptr(), self.rows)
             self._settled.set()
 
     def read_in_place(self) -> bool:
@@ -65,6 +67,8 @@ class Table:
             self._is_pinned = self._pinned.register_in_parts(
                 self.rows.data_ptr(), self.rows.nbytes, lambda: not self._is_closed
             )
+            if self._is_pinned and (address := self._pinned.seen(self.rows)) is not None:
+                self._looped.add(self.ref.number, address, self.rows)
         except CudaError as error:
             _log.warning("graph '%s': features are read by the host: %s", self.ref.graph, error)
         finally:
@@ -76,12 +80,15 @@ class Table:
             )  # fmt: skip
 
     def close(self) -> None:
-        """Have pinning end; nobody uses the table any more."""
+        """Have pinning end, and loops without Python; nobody else uses the table any more."""
         self._is_closed = True
+        self._looped.remove(self.ref.number)
 
     def unpin(self) -> None:
         """Undo ``pin``; the table is unmapped with its last reader."""
         if self._pinned is not None and self._is_pinned:
+            # It may have been closed just before it was pinned.
+            self._looped.remove(self.ref.number)
             self._pinned.unregister(self.rows.data_ptr())
 
 
@@ -118,6 +125,7 @@ class Tables:
     def __init__(self, pinned: Pinned | None) -> None:
         """`pinned` is the device's pinned memory, None on the processor."""
         self._pinned = pinned
+        self.looped = LoopedTables()
         self._pinning = _Pinning()
         self._lock = threading.Lock()
         self._tables: dict[int, Table] = {}
@@ -139,7 +147,7 @@ class Tables:
         with self._lock:
             table = self._tables.get(ref.number)
             if table is None:
-                table = self._tables[ref.number] = Table(ref, self._pinned)
+                table = self._tables[ref.number] = Table(ref, self._pinned, self.looped)
                 if self._pinned is not None:
                     self._pinning.soon(table.pin)
             table.users += 1

@@ -53,6 +53,35 @@ def test_hot_rows_come_from_the_device_and_others_from_the_table(library, column
         torch.testing.assert_close(out, expected, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("columns", [1, 3, 16, 33, 64, 257])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.uint8])
+@pytest.mark.parametrize("offset", [0, 1])
+def test_rows_become_floats_exactly(columns, dtype, offset):
+    generator = torch.Generator().manual_seed(columns)
+    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[dtype.itemsize]
+    # All bits there are, so also what is infinite, no number, or too small for a whole exponent.
+    size = 50 * columns + 1
+    low, high = torch.iinfo(bits).min, torch.iinfo(bits).max
+    table = torch.randint(low, high, (size,), generator=generator).to(bits).view(dtype)
+    table = table[offset : offset + 50 * columns].view(50, columns)
+    ids = torch.randint(50, (90,), generator=generator)
+    slot_of = torch.full((50,), -1, dtype=torch.int32)
+    slot_of[7] = 0
+    hot = table[[3]].clone()
+    out = torch.zeros(90, columns)
+    call = ctypes.CDLL(str(SIMT)).gnnserve_cuda_gather_floats
+    number = ctypes.c_int64
+    address = ctypes.c_uint64
+    call.argtypes = [address] * 2 + [number] * 3 + [address] * 3 + [number, ctypes.c_void_p]
+    row_bytes = columns * dtype.itemsize
+    code = call(table.data_ptr(), ids.data_ptr(), 90, row_bytes, dtype.itemsize, hot.data_ptr(),
+                slot_of.data_ptr(), out.data_ptr(), 512, None)  # fmt: skip
+    assert code == 0
+    read = ids.clone()
+    read[ids == 7] = 3
+    torch.testing.assert_close(out, table[read].float(), rtol=0, atol=0, equal_nan=True)
+
+
 def test_a_gather_keeps_the_bus_busy_and_leaves_the_device_to_others(library, monkeypatch):
     """Of a device of 132 processors with 2,048 threads each, on a bus of 55 GB/s and 2 µs."""
     asked = []

@@ -1,6 +1,7 @@
 """A lane answers packets without Python where a captured run serves them, and as Python would."""
 
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,8 +11,19 @@ from hypothesis import strategies as st
 
 from bench.kit import gallery
 from serve.ipc import messages
-from serve.ipc.messages import Part, RunTask, Stop, TaskDone, TaskError, TensorRef, UnloadModel
+from serve.ipc.messages import (
+    MemoryTaken,
+    Part,
+    RunTask,
+    Stop,
+    TakesLess,
+    TaskDone,
+    TaskError,
+    TensorRef,
+    UnloadModel,
+)
 from serve.lane.cuda.buckets import bucket_counts, served_counts
+from serve.lane.cuda.device import CudaDevice
 from serve.lane.cuda.replays import FixedRun, Replays, RunShape
 from serve.lane.cuda.streams import StreamKind
 from serve.lane.models.sizing import SHORT
@@ -20,6 +32,7 @@ from serve.models.repository import find
 from serve.models.writer import write_model
 from serve.native_cuda import CudaError
 from tests.lane.cuda.test_declared import counts_for, outputs_in, parts_of
+from tests.lane.cuda.test_device_memory import Memory
 from tests.lane.cuda.test_recurring_runs import ARGS, CLASSES, FEATURES, RECUR, Rig
 from tests.processes import PATIENCE_S, wait_for
 
@@ -261,6 +274,29 @@ def test_models_that_declare_their_inputs_are_answered_too(tmp_path, name, any_s
     for run in rig.place._recurring.replays._runs.values():
         run.looped.drop()
     ask(9)
+    rig.end()
+
+
+class Counting(Memory):
+    """Its peaks are more than any inputs."""
+
+    def peak_bytes(self):
+        return 1 << 20
+
+    held_peak_bytes = peak_bytes
+
+
+def test_memory_that_others_could_use_is_given_back_before_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(CudaDevice, "memory_of_captures", lambda device: None)
+    arena = SimpleNamespace(add_lane=Counting, static_bytes=0, outlived_bytes=0)
+    rig = Served(arena=arena, slab_bytes=64 << 30)
+    rig.load(write_gcn(tmp_path), executor="csr", any_size=True)
+    assert isinstance(rig.hear(), MemoryTaken)
+    rig.begin()
+    rig.capture([rig.part(20, 60)])
+    assert rig.run([rig.part(20, 60)[0]]) == TakesLess(9, 0)
+    assert isinstance(rig.hear(), TaskDone)
+    assert rig.looped() == 1
     rig.end()
 
 

@@ -2,6 +2,7 @@
 
 import mmap
 import socket
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -48,11 +49,13 @@ def spec(tmp_path_factory):
 class Rig:
     """A lane in this process, its pool, and the other end of its channel."""
 
-    def __init__(self, replay_bytes=1, **place):
+    def __init__(self, replay_bytes=1, arena=None, **place):
+        """`arena` stands in for what places the device's memory."""
         self.pool = mmap.mmap(-1, POOL_BYTES)
         self.ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         place = DevicePlace("cpu", replay_bytes=replay_bytes, **place)
         self.device = CudaDevice.open(LaneSetup("test", (), 1, 0, 0, 30, 0, place=place), self.pool)
+        self.device = replace(self.device, arena=arena)
         word = StopWord(self.pool, POOL_BYTES - LANE_WORDS_BYTES)
         channel = LaneChannel(theirs)
         self.place = CudaPlace(channel, self.pool, self.device, word)

@@ -42,6 +42,9 @@ class Library:
     def unregister(self, address):
         del self.sizes[address]
 
+    def seen(self, tensor):
+        return tensor.data_ptr()
+
 
 def kept(x, folder, *, dtype="float32", shared=True):
     return FeatureKeeper(dtype=dtype, folder=folder, shared=shared).kept(x, "test")
