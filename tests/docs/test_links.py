@@ -39,3 +39,12 @@ def test_the_index_of_the_docs_lists_every_page():
         for link in _LINK.findall(index.read_text(encoding="utf-8"))
     }
     assert set((ROOT / "docs").rglob("*.md")) - linked == {index}
+
+
+GUIDES = [page for page in sorted((ROOT / "docs").glob("*.md")) if page.name != "README.md"]
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
+def test_a_guide_says_first_whom_it_is_for(page):
+    _, first, *_ = page.read_text(encoding="utf-8").split("\n\n")
+    assert "For the person who" in " ".join(first.split())

@@ -5,6 +5,8 @@ const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3], [5, 2, 5, 6], [14, 4]];
 const STEPS_S = [5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 14400, 21600];
 /** Distances of ticks in bytes: powers of two, so that they are round in KiB and MiB. */
 const BYTES = Array.from({ length: 45 }, (_, i) => 2 ** i);
+/** Distances of ticks where there are no parts of one. */
+const COUNTS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000];
 const SVG = "http://www.w3.org/2000/svg";
 const rate = (value) => (value == null ? "–" : `${figures(value)}/s`);
 const perSecond = (value) => (point, width) => value(point) / width;
@@ -32,7 +34,7 @@ export const PLOTS = [
     ["p50", (p) => p.over50], ["p99", (p) => p.over99]] },
   { id: "causes", title: "Late answers a second, by cause", format: rate,
     lines: CAUSES.map((name, i) => [name, perSecond((p) => p.causes[i])]) },
-  { id: "queue", title: "Requests waiting for a lane, at most", format: (v) => (v == null ? "–" : count(Math.round(v))), lines: [
+  { id: "queue", title: "Requests waiting for a lane, at most", format: (v) => (v == null ? "–" : count(Math.round(v))), steps: COUNTS, lines: [
     ["waiting", (p) => p.queue ?? 0]] },
   { id: "lanes", title: "Requests running at once, mean", format: figures, limit: (seen) => seen.server?.lanes, lines: [
     ["running", (p) => p.busy]] },
@@ -104,7 +106,7 @@ export class Chart {
         x: { range: (u) => (u.data[0].length ? [first(u), last(u)] : [0, 1]) },
         y: spec.log
           ? { distr: 3, range: (u, low, high) => logRange(low, high, this.limit) }
-          : { range: (u, low, high) => [0, Math.max(high || 0, spec.near && (high || 0) < this.limit / 3 ? 0 : this.limit || 0, 1e-9) * 1.08 || 1] },
+          : { range: (u, low, high) => [0, 1.08 * (Math.max(high || 0, spec.near && (high || 0) < this.limit / 3 ? 0 : this.limit || 0) || 1)] },
       },
       axes: [
         { ...tick, size: 26, space: 56, incrs: STEPS_S, values: (u, splits) => splits.map((at) => hour(at)) },
