@@ -49,7 +49,7 @@ class Launcher:
         self._replans = parts.window.replans and not parts.discipline.holds_groups
         #: A run may be suspended for another, so lanes count, not slots.
         self._suspends = parts.discipline.suspends and parts.board.can_suspend
-        self._patience = Patience(parts.params.patience)
+        self._patience = Patience(parts.params.patience, holds_groups=parts.discipline.holds_groups)
         #: Until when an idle lane is held for a task that is being prepared.
         self.held_until_ns: Nanos | None = None
 
@@ -205,15 +205,16 @@ class Launcher:
         return group
 
     def _promote_the_patient(self) -> None:
-        """Put the longest waiting task first once `patience` others were launched before it."""
+        """Put the longest waiting task first once `patience` others were launched before it.
+
+        One whose place in the plan is fixed keeps that: from there it is not passed by again.
+        """
         parts = self._parts
-        if not parts.window.replans:
-            return
         oldest = self._patience.launched(parts.backlog, parts.board, parts.tasks.now_ns)
         if oldest is None:
             return
         oldest.promoted = True
-        if oldest.state.pending:
+        if oldest.task.task_id in parts.backlog and parts.window.replans:
             parts.backlog.discard(oldest)
             if oldest.group is not None:
                 parts.plan.remove(oldest, parts.tasks.now_ns)

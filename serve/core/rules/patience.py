@@ -4,6 +4,8 @@ Launches alone bound no wait where many are late: of forty, each would wait for 
 turn. So one that is late and has waited for ``LONG_WAIT_NS`` goes first after a sixteenth of them.
 """
 
+from collections.abc import Iterator
+
 from serve.core.rules.packing import YIELDING, urgency
 from serve.core.state.backlog import Backlog
 from serve.core.state.device_state import Board
@@ -18,10 +20,12 @@ _SHARE_OF_LIMIT = 16
 class Patience:
     """Counts launches past the longest waiting task, pending or suspended."""
 
-    __slots__ = ("_limit", "_oldest", "_passed_over")
+    __slots__ = ("_holds_groups", "_limit", "_oldest", "_passed_over")
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, *, holds_groups: bool) -> None:
+        """Let `limit` go before another; with `holds_groups` none passes a pinned one for long."""
         self._limit = limit
+        self._holds_groups = holds_groups
         self._oldest: Record | None = None
         self._passed_over = 0
 
@@ -32,14 +36,11 @@ class Patience:
     def launched(self, backlog: Backlog, board: Board, now_ns: Nanos) -> Record | None:
         """Count a launch; return the longest waiting record once enough others went before it."""
         oldest = backlog.oldest()
-        for run in board.busy.values():
-            if run.executing:
-                continue
-            for record in run.members:
-                if not record.promoted and (
-                    oldest is None or record.task.task_id < oldest.task.task_id
-                ):
-                    oldest = record
+        for record in self._beside_backlog(board):
+            if not record.promoted and (
+                oldest is None or record.task.task_id < oldest.task.task_id
+            ):
+                oldest = record
         if oldest is None or oldest is not self._oldest:
             self._oldest, self._passed_over = oldest, 0
             return None
@@ -48,6 +49,20 @@ class Patience:
             return None
         self._oldest, self._passed_over = None, 0
         return oldest
+
+    def _beside_backlog(self, board: Board) -> Iterator[Record]:
+        """Yield what stands suspended, and what keeps its place in the plan and may be passed by.
+
+        That is what was handed over, and all of a fixed window.
+        """
+        for run in board.busy.values():
+            if not run.executing:
+                yield from run.members
+        if not self._holds_groups:
+            for group in board.plan.groups:
+                if not group.pinned:
+                    break  # pinned ones come first
+                yield from group.members
 
     def _limit_for(self, record: Record, now_ns: Nanos) -> int:
         """Return how many may go before it: fewer after a long wait, unless it yields to all.
