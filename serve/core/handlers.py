@@ -235,8 +235,10 @@ class EventHandlers:
         self._planner.stale = True
 
     def _on_lane_lost(self, event: LaneLost) -> None:
-        for lane_id in (event.lane_id, *event.others):
+        lost = event.lane_id, *event.others
+        for lane_id in lost:
             self._own_lanes.require(lane_id)
+        for lane_id in lost:
             self._recycling.restarted(lane_id)
             run = self._board.busy.get(lane_id)
             if run is not None:

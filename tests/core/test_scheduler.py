@@ -507,7 +507,8 @@ def test_impossible_events_name_what_is_wrong():
     with pytest.raises(InvariantViolation, match="lane 0 is ready and was up already"):
         scheduler.handle(LaneReady(L0), Nanos(0))
     with pytest.raises(InvariantViolation, match="lane 7 is not one of"):
-        scheduler.handle(LaneLost(LaneId(7)), Nanos(0))
+        scheduler.handle(LaneLost(L0, (LaneId(7),)), Nanos(0))
+    assert scheduler.lanes_up == 1, "nothing has changed"
     scheduler.handle(TaskArrived(task(0)), Nanos(0))
     with pytest.raises(InvariantViolation, match="task 0: arrived twice"):
         scheduler.handle(TaskArrived(task(0)), Nanos(0))
