@@ -93,6 +93,8 @@ class Arrivals:
     def _try(self, task: Task, started_ns: Nanos | None) -> None:
         """Launch a task of best effort now, or refuse it."""
         refused = self._quarantine.rejects(task.model, self._tasks.now_ns)
+        if refused is None and (why := task.lacks(self._board.ledger.budget_bytes)):
+            refused = Rejected(RejectReason.TOO_BIG, why)
         if refused is None and (
             self.draining
             or started_ns is None

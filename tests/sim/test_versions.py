@@ -9,7 +9,7 @@ from serve.core.commands import AnswerTask, StopTask
 from serve.core.events import DrainStarted, LaneReady, TaskArrived
 from serve.core.invariants import check_invariants
 from serve.core.scheduler import Scheduler
-from serve.core.types import Completed, Nanos, Rejected, Withdrawn
+from serve.core.types import Bytes, Completed, Nanos, Rejected, RejectReason, RunLimits, Withdrawn
 from serve.core.versions.router import VersionRouter
 from serve.core.versions.rules import VersionRules
 from serve.sim.device import DeviceModel, Offered
@@ -145,6 +145,16 @@ def test_a_drain_gives_the_run_of_best_effort_up():
     assert scheduler.running_count == 1
     ended = [type(command) for command in scheduler.handle(DrainStarted(), Nanos(1))]
     assert ended == [AnswerTask, StopTask]
+
+
+def test_a_run_of_best_effort_takes_no_more_than_its_model_may():
+    scheduler = Scheduler(params(**CHOICES))
+    for lane_id in scheduler.params.device.lane_ids:
+        scheduler.handle(LaneReady(lane_id), Nanos(0))
+    wants = task(1, reserve=2048, limits=RunLimits(memory_bytes=Bytes(1024)))
+    answer, _ = scheduler.handle(TaskArrived(replace(wants, best_effort=True), Nanos(0)), Nanos(0))
+    assert answer.outcome.reason is RejectReason.TOO_BIG
+    assert "its model may take 1024" in answer.outcome.message
 
 
 def test_best_effort_does_not_count_as_load():
