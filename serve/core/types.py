@@ -320,7 +320,7 @@ class TenantRules(msgspec.Struct, frozen=True):
     name: str
     #: Share of the lanes under load, in proportion to the others' weights, 1 by default.
     weight: float = 1.0
-    #: Accepted requests without an answer.
+    #: Requests that wait or run, those included whose runs nobody waits for any more.
     max_in_queue: int | None = None
     requests_per_s: float | None = None
 

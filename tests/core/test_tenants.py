@@ -4,16 +4,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve.core.events import TenantsChanged
+from serve.core.events import TaskCancelled, TenantsChanged
 from serve.core.invariants import check_invariants
 from serve.core.rules.shares import AHEAD_NS, MOST_TENANTS, Shares
 from serve.core.rules.tenants import TenantRates
 from serve.core.scheduler import Scheduler
-from serve.core.types import Completed, Rejected, RejectReason, TenantRules
+from serve.core.types import Completed, Rejected, RejectReason, TaskId, TenantRules
 from serve.sim.device import DeviceModel
 from serve.sim.engine import Simulation
-from tests.builders import MS, params
+from tests.builders import MS, params, task
 from tests.core.test_shares import traffic
+from tests.core.world import World
 from tests.sim.test_engine import offered
 
 SECOND_NS = 1_000_000_000
@@ -172,6 +173,20 @@ def test_the_scheduler_refuses_beyond_the_limits():
         if isinstance(row.outcome, Rejected)
     )
     check_invariants(simulation.scheduler)
+
+
+def test_a_run_that_nobody_waits_for_counts_until_it_has_stopped():
+    world = World(params(lanes=2))
+    world.lane_ready(0)
+    world.lane_ready(1)
+    world.tell(TenantsChanged((TenantRules("a", max_in_queue=1),)))
+    world.arrive(task(0, tenant="a"), 0)
+    world.tell(TaskCancelled(TaskId(0)))
+    world.arrive(task(1, tenant="a"), 0)
+    assert world.answers[1].reason is RejectReason.TENANT_LIMIT
+    world.end(0)
+    world.arrive(task(2, tenant="a"), 0)
+    assert list(world.on_lane.values()) == [2]
 
 
 def served(requests, rule, **choices):

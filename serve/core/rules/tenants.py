@@ -1,4 +1,4 @@
-"""Limits of tenants: how many of their requests may be unanswered, and how many may come a second.
+"""Limits of tenants: how many of their requests may wait or run, and how many may come a second.
 
 Rates are token buckets: a tenant may send the requests of one second at once, and at least one. Of
 a joint request each part counts. A tenant is beyond its limits for a second after they refused one
@@ -46,22 +46,23 @@ class TenantRates:
         return refused_ns is not None and now_ns - refused_ns < _SECOND_NS
 
     def refusal(
-        self, tenant: str, unanswered: int, now_ns: Nanos, *, follows: bool = False
+        self, tenant: str, unfinished: int, now_ns: Nanos, *, follows: bool = False
     ) -> Rejected | None:
         """Count a request of the tenant; return why it may not enter, or None.
 
-        `unanswered` counts the tenant's accepted requests without an answer. One that `follows` is
-        of a joint request whose first part entered: its token is owed where there is none, as a
-        request of more parts than the rate would never enter.
+        `unfinished` counts the tenant's requests that wait or run, also for nobody any more: who
+        cancels what he sent holds no more lanes than others. One that `follows` is of a joint
+        request whose first part entered: its token is owed where there is none, as a request of
+        more parts than the rate would never enter.
         """
         rules = self._rules.get(tenant)
         if rules is None:
             return None
-        if rules.max_in_queue is not None and unanswered >= rules.max_in_queue:
+        if rules.max_in_queue is not None and unfinished >= rules.max_in_queue:
             self._refused_ns[tenant] = now_ns
             return Rejected(
                 RejectReason.TENANT_LIMIT,
-                f"tenant '{tenant}': {unanswered} of its requests are waiting or running, at most "
+                f"tenant '{tenant}': {unfinished} of its requests are waiting or running, at most "
                 f"{rules.max_in_queue} may be",
                 MIN_RETRY_NS,
             )
