@@ -1,10 +1,8 @@
 """Tasks launched as they arrive, past planning and discipline: nothing else may come of it."""
 
-import enum
 import random
-from collections import Counter, deque
+from collections import Counter
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,10 +20,8 @@ from serve.core.launcher import Launcher
 from serve.core.policies import POLICIES
 from serve.core.types import FailReason
 from tests.builders import MS, US, params, task, unions_saving
+from tests.core.plain_state import state_of
 from tests.core.world import World
-
-#: Attributes that mean nothing while the window is closed.
-IGNORED = {"_tightest_ns"}
 
 
 class Twins(World):
@@ -48,33 +44,6 @@ class Twins(World):
             assert one._launcher.held_until_ns == two._launcher.held_until_ns
         self.seen.update(type(command).__name__ for command in commands)
         return commands
-
-
-def state_of(root):
-    """Return everything that `root` refers to as plain values; objects seen before by number."""
-    numbers = {}
-
-    def plain(value):
-        if isinstance(value, int | float | str | None | enum.Enum | type):
-            return value
-        if callable(value):
-            return None
-        if isinstance(value, dict):
-            return [(plain(key), plain(held)) for key, held in value.items()]
-        if isinstance(value, set | frozenset):
-            return sorted(value)
-        if isinstance(value, list | tuple | deque):
-            return [plain(held) for held in value]
-        if id(value) in numbers:
-            return numbers[id(value)]
-        numbers[id(value)] = len(numbers)
-        if isinstance(value, msgspec.Struct):
-            names = value.__struct_fields__
-        else:
-            names = getattr(value, "__slots__", None) or getattr(value, "__dict__", ())
-        return [(name, plain(getattr(value, name))) for name in names if name not in IGNORED]
-
-    return plain(root)
 
 
 def happen(world, rng):

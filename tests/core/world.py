@@ -66,8 +66,9 @@ class World:
         #: Lane to the task that names its run, lost lanes left out; and all tasks of the run.
         self.on_lane = {}
         self.members = {}
-        #: Runs that were told to stop.
+        #: Runs that were told to stop, and lanes of which the process was told to end.
         self.stopping = set()
+        self.dying = set()
         #: Models said to be in quarantine, and until when.
         self.quarantined = {}
         #: Lanes whose task is stopped.
@@ -91,9 +92,9 @@ class World:
         #: What Σ reserved may not pass: the budget, or what was in use when it was lowered.
         self.ceilings = list(self.budgets)
 
-    def tell(self, event):
-        """Deliver `event` now and obey; the commands, checked."""
-        commands = self.scheduler.handle(event, self.now)
+    def tell(self, event, at_ns=None):
+        """Deliver `event` now, or by a clock that says `at_ns`, and obey; the commands, checked."""
+        commands = self.scheduler.handle(event, self.now if at_ns is None else at_ns)
         for command in commands:
             self._obey(command)
         self._check()
@@ -158,7 +159,8 @@ class World:
     def takes_less(self, lane_id, size_bytes):
         """The lane's run takes no more than that."""
         task_id = self.on_lane[lane_id]
-        if size_bytes < self.held[task_id] and self.tasks[task_id].block is None:
+        shares = self.tasks[task_id].block is not None and task_id not in self.overruns
+        if size_bytes < self.held[task_id] and not shares:
             self.held[task_id] = size_bytes
             self.gave_back.add(task_id)
             device_id = self.device_of[lane_id]
@@ -194,6 +196,7 @@ class World:
             self.lanes_up.discard(lost)
             self._new_process(lost)
             self.stopped.discard(lost)
+            self.dying.discard(lost)
             task_id = self.on_lane.pop(lost, None)
             if task_id is not None:
                 self.stopping.discard(task_id)
@@ -247,6 +250,7 @@ class World:
                 assert self.lane_ran[command.lane_id] >= device.lane_requests
             self._new_process(command.lane_id)
             self.lanes_up.remove(command.lane_id)
+            self.dying.discard(command.lane_id)
             return
         if isinstance(command, AddLane):
             assert command.lane_id not in self.device_of.keys() | self.removed, "an id twice"
@@ -258,6 +262,7 @@ class World:
             del self.device_of[command.lane_id], self.domain_of[command.lane_id]
             self.lanes_up.discard(command.lane_id)
             self._new_process(command.lane_id)
+            self.dying.discard(command.lane_id)
             self.removed.add(command.lane_id)
             return
         if isinstance(command, QuarantineModel):
@@ -302,6 +307,10 @@ class World:
         elif isinstance(command, LookAtLane | KillLane):
             assert self.on_lane[command.lane_id] == task_id
             assert command.lane_id not in self.stopped, "it stands suspended"
+            assert command.lane_id not in self.dying, "its process is to end"
+            assert task_id not in self.stopping, "it is to end"
+            if isinstance(command, KillLane):
+                self.dying.add(command.lane_id)
         elif isinstance(command, SuspendTask):
             assert self.params.device.can_suspend
             assert self.on_lane[command.lane_id] == task_id
@@ -377,7 +386,9 @@ class World:
         for _ in range(20 * len(self.tasks) + 20):
             if self.released == self.tasks.keys():
                 break
-            if down := self.device_of.keys() - self.lanes_up:
+            if self.dying:
+                self.lane_lost(min(self.dying))
+            elif down := self.device_of.keys() - self.lanes_up:
                 self.lane_ready(min(down))
             elif self.preparing:
                 self.prepare(min(self.preparing))
