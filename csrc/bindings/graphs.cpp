@@ -26,6 +26,12 @@ void require(bool right, const std::string& rule) {
     }
 }
 
+// Returns true when so many elements are `count` rows of `width`.
+bool are_rows(std::size_t elements, std::size_t count, std::size_t width) {
+    std::size_t all = 0;
+    return !__builtin_mul_overflow(count, width, &all) && all == elements;
+}
+
 // A topology over buffers that it holds; checked as far as possible without a pass over them.
 class Rows {
 public:
@@ -78,6 +84,7 @@ TypedSample typed_sample(const std::vector<Rows*>& rows,
             "rows, ends and keys are not of one length, or the type is none");
     std::vector<Relation> relations;
     for (std::size_t r = 0; r < rows.size(); ++r) {
+        require(rows[r] != nullptr, "rows are topologies, not None");
         relations.push_back({&rows[r]->topology(), ends[r].first, ends[r].second, keys[r]});
     }
     const Buffer asked(ids, PyBUF_SIMPLE);
@@ -170,9 +177,9 @@ void gather(nb::handle rows, const std::string& dtype, std::size_t width, nb::ha
                             changed_rows.as<const float>("patched_rows")};
     const auto nodes = asked.as<const std::int64_t>("ids");
     const auto written = place.as<float>("target");
-    require(features.patched_rows.size() == features.patched.size() * width,
+    require(are_rows(features.patched_rows.size(), features.patched.size(), width),
             "patched_rows does not have one row for each patched node");
-    require(written.size() == nodes.size() * width,
+    require(are_rows(written.size(), nodes.size(), width),
             "target does not have one row of " + std::to_string(width) + " for each id");
     unlocked(place.size(), [&] { gather_rows(features, nodes, written); });
 }

@@ -218,6 +218,13 @@ def test_rows_that_are_not_there_and_sizes_that_do_not_fit(core):
         core.gather_rows(rows, "float64", 3, NONE, none, np.array([0]), target)
 
 
+def test_a_width_of_which_eight_rows_count_as_few_elements_in_64_bits():
+    ids, eight, width = np.arange(8), np.zeros(8, np.float32), 2**61 + 1
+    for patched, patched_rows in ((ids, eight), (NONE, eight[:0])):
+        with pytest.raises(ValueError, match="does not have one row"):
+            _core.gather_rows(b"", "float32", width, patched, patched_rows, ids, eight)
+
+
 def test_threads_sample_one_topology_alike():
     rng = np.random.default_rng(0)
     topology = graph(_core, 1000, rng.integers(0, 1000, (2, 20_000)))

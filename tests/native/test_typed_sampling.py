@@ -140,6 +140,8 @@ def test_relations_into_one_type_draw_apart(core):
 
 def test_what_does_not_fit_is_refused():
     row, ids = relation(_core, 3, 2, [[2], [1]]), np.zeros(1, np.int64)
+    with pytest.raises(ValueError, match="not None"):
+        _core.sample_typed([None], [(0, 1)], [0], [3, 2], 0, ids, [1], 0)
     for ends, keys, kind, fanouts, told in (
         ([(0, 2)], [0], 0, [1], "types that are none"),
         ([(0, 1)], [0], 2, [1], "the type is none"),
