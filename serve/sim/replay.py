@@ -18,7 +18,9 @@ from serve.core.events import (
     LaneLost,
     TaskArrived,
     TaskCancelled,
+    TaskFailed,
     TaskFinished,
+    TaskOverran,
     TaskPrepared,
     TasksArrived,
 )
@@ -179,6 +181,9 @@ def _ran(journal: Journal) -> Iterator[_Seen]:
                 one.run_ns = run_ns * one.task.estimate.run_ns // estimated_ns
                 if one.run_ns > 0:
                     answered[one.task.task_id] = one
+        elif isinstance(event, TaskFailed | TaskOverran):
+            advance(now_ns)
+            executing.pop(event.task_id, None)  # it may run again, much later
         elif isinstance(event, LaneLost):
             advance(now_ns)
             lost = {event.lane_id, *event.others}
@@ -193,9 +198,10 @@ def _ran(journal: Journal) -> Iterator[_Seen]:
                 one_or_none.prepare_at_ns = now_ns
             elif name in ("LaunchTask", "ResumeTask"):
                 advance(now_ns)
-                if one_or_none is None or (name == "LaunchTask" and one_or_none.launched_ns):
-                    seen.pop(task_id, None)  # given up, or launched a second time
-                    continue
+                if one_or_none is None:
+                    continue  # given up
+                if name == "LaunchTask" and one_or_none.launched_ns:
+                    del seen[task_id]  # launched a second time; others still run beside it
                 one_or_none.launched_ns = one_or_none.launched_ns or now_ns
                 one_or_none.since_ns = now_ns
                 one_or_none.lane_id = LaneId(fields["lane_id"])

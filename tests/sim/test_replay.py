@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from serve.core.commands import PrepareTask
-from serve.core.events import LaneReady, TaskPrepared
+from serve.core.events import LaneReady, TaskArrived, TaskFinished, TaskOverran, TaskPrepared
 from serve.core.policies import POLICIES
 from serve.core.scheduler import Scheduler
 from serve.core.types import Bytes, LaneId, Nanos, TaskEstimate, TaskId
@@ -23,7 +23,7 @@ from serve.obs.journal import JournalWriter
 from serve.sim.device import DeviceModel
 from serve.sim.engine import Simulation, simulate
 from serve.sim.replay import first_difference, recorded
-from tests.builders import MS, US, params
+from tests.builders import MS, US, params, task, usage
 from tests.sim.test_engine import mixed, offered
 
 
@@ -159,6 +159,31 @@ def test_a_recording_simulated_again_misses_what_the_run_missed():
     again = simulate(found.requests, chosen(), found.device).violation_rate
     assert live > 0.02
     assert again == pytest.approx(live, abs=0.03)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_run_that_needed_too_much_is_beside_others_while_it_runs_only(again):
+    scheduler = Journaling(params(lanes=2))
+    for lane in (0, 1):
+        scheduler.handle(LaneReady(LaneId(lane)), Nanos(0))
+
+    def tell(event, at_ms):
+        return scheduler.handle(event, Nanos(int(at_ms * MS)))
+
+    def finish(number, lane, run_ms, at_ms):
+        tell(TaskFinished(TaskId(number), LaneId(lane), usage(run_ms * MS)), at_ms)
+        scheduler.lines.append(encode_left(Nanos(at_ms * MS), TaskId(number)))
+
+    tell(TaskArrived(task(0), Nanos(MS)), 1)
+    tell(TaskOverran(TaskId(0), LaneId(0), "asked for more"), 2)
+    if again:
+        tell(TaskPrepared(TaskId(0)), 3)
+        finish(0, 0, 1, 4)
+    tell(TaskArrived(task(1, run_ns=10 * MS, arrived_ns=5 * MS), Nanos(5 * MS)), 5)
+    finish(1, 0, 10, 15)
+    found = recorded(decode(scheduler.lines))
+    assert [one.task.task_id for one in found.requests] == [1]
+    assert found.run_ratios == (1.0,), "alone"
 
 
 def test_a_journal_without_a_run_has_no_recording():
