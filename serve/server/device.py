@@ -147,6 +147,11 @@ def _cores_at_once(cores: int, limits: Limits) -> int:
 
 
 def _gpu_device(config: DeviceConfig, found: tuple[Gpu, ...]) -> Device:
+    """Return the device of these GPUs.
+
+    Raises NoCuda when their free memory is too small for lanes, and ConfigError when the
+    configuration makes it so, or names GPUs that there are not.
+    """
     gpus = _chosen(config, found)
     name = gpus[0].name
     lanes = config.lanes or _GPU_LANES
@@ -167,10 +172,13 @@ def _gpu_device(config: DeviceConfig, found: tuple[Gpu, ...]) -> Device:
     own_bytes = static_bytes + lanes * replay_bytes + warm_up_bytes
     budget_bytes = int(slab_bytes * (1 - _PIECES_SHARE)) - own_bytes
     if budget_bytes <= 0:
-        raise ConfigError(
-            f"device: {name} has {least_bytes} bytes free, of which {total_bytes} may be "
-            f"used; {lanes} lanes need more for themselves (device.memory_budget, device.lanes)"
+        told = (
+            f"{name} has {least_bytes} bytes free, of which {max(0, total_bytes)} may be used; "
+            f"{lanes} lanes need more for themselves (device.memory_budget, device.lanes)"
         )
+        if config.memory_budget_bytes is None and config.lanes is None:
+            raise NoCuda(told)  # nobody has chosen the GPU
+        raise ConfigError(f"device: {told}")
     places = tuple(
         DevicePlace(
             f"cuda:{gpu.index}",

@@ -295,6 +295,16 @@ def test_a_budget_is_kept_to(monkeypatch):
         find_device(DeviceConfig(memory_budget="1 MiB"), spare_lanes=True)
 
 
+def test_a_gpu_without_room_for_lanes_is_left_to_others(monkeypatch, caplog):
+    """A desktop's may be full; the server would not start there."""
+    monkeypatch.setattr(device, "find_gpus", lambda: (replace(GPU, free_bytes=1200 << 20),))
+    assert find_device(DeviceConfig(), spare_lanes=False).name.startswith("cpu")
+    assert "H has 1258291200 bytes free, of which " in caplog.text
+    for config in (DeviceConfig(kind="cuda"), DeviceConfig(lanes=2)):
+        with pytest.raises(ConfigError, match="lanes need more for themselves"):
+            find_device(config, spare_lanes=False)
+
+
 def test_the_processor_is_not_asked_for_cuda(monkeypatch):
     monkeypatch.setattr(device, "find_gpus", lambda: pytest.fail("asked"))
     assert find_device(DeviceConfig(kind="cpu"), spare_lanes=False).places == ()

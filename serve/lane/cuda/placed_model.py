@@ -10,7 +10,7 @@ from serve.lane import clock
 from serve.lane.cuda.arena import LaneMemory
 from serve.lane.cuda.queues import Queue
 from serve.lane.cuda.streams import StreamKind
-from serve.lane.executors import CannotRun, kernels, with_executor
+from serve.lane.executors import CannotRun, kernels, runs_on_csr, with_executor
 from serve.lane.measure.where_measured import Run
 from serve.lane.models.declared import Sizes
 from serve.lane.models.loader import LoadedModel, load_model
@@ -37,7 +37,7 @@ def load_on(
     loaded.module.to(device)
     if weights is not None:
         weights.update(loaded.module.state_dict())
-    if executor == "csr" and device.type not in kernels.devices:
+    if runs_on_csr(executor) and device.type not in kernels.devices:
         raise CannotRun(f"{CUDA_LIBRARY}, which has its kernels, is not used")
     # After the move, as an executor may compute tensors from the weights.
     loaded = with_executor(loaded, executor)
