@@ -40,7 +40,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
 export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 315532800)
 
 .PHONY: help setup demo test test-all test-ci test-benches cpp fuzz explore mutants chaos bench gpu-check check lint type arch generated format proto client stub \
-        wheel sbom lock clean
+        wheel cuda-wheel sbom lock clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -149,6 +149,15 @@ wheel: $(PACKAGE) ## Build dist/gnnserve-*.whl
 	$(SAY) "wheel"
 	@rm -rf dist
 	@$(PIP) wheel --no-deps --no-build-isolation -w dist .
+	@ls dist/*.whl
+
+# In a build folder of its own, so that a later wheel is without.
+cuda-wheel: $(PACKAGE) ## Build the same with our kernels for GPUs; gets nvcc where the machine has none
+	$(SAY) "wheel with libgnnserve_cuda"
+	@rm -rf dist
+	@nvcc=$$(.ci/nvcc); \
+	 CMAKE_ARGS="-DGNNSERVE_CUDA=ON -DCMAKE_CUDA_COMPILER=$$nvcc $${CMAKE_ARGS:-}" \
+	 $(PIP) wheel --no-deps --no-build-isolation -C build-dir=build/cuda-wheel -w dist .
 	@ls dist/*.whl
 
 sbom: wheel ## Write dist/gnnserve-*.cdx.json: all that a server of the wheel installs (CycloneDX)
