@@ -1,8 +1,12 @@
 """`python -m serve` is the `gnnserve` command."""
 
 import os
+import signal
 
 from serve.collector import imports_uncollected
+
+#: Exit code of a command that Ctrl-C ended, as of `serve.cli`.
+_INTERRUPTED = 130
 
 
 def main() -> None:
@@ -14,8 +18,15 @@ def main() -> None:
     # Otherwise grpc writes a line to stderr for every head that is too large and every handshake
     # that fails, and a client fills the log. What matters to the server, it reports itself.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    # An import that Ctrl-C interrupts would tell where it was. There is nothing to end in order.
+    ctrl_c = signal.getsignal(signal.SIGINT)
+    raises = ctrl_c is signal.default_int_handler
+    if raises:
+        signal.signal(signal.SIGINT, lambda *_: os._exit(_INTERRUPTED))
     with imports_uncollected():
         from serve.cli import main as run
+    if raises:
+        signal.signal(signal.SIGINT, ctrl_c)
     run()
 
 
