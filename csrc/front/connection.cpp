@@ -21,6 +21,8 @@ constexpr std::int64_t kFrameBytes = 1 << 20;
 // Streams a peer may reset at once, and more for each second: clients reset the calls whose time is
 // over, and of a slow server that may be most.
 constexpr std::uint64_t kResetBurst = 1000, kResetsPerSecond = 200;
+// As good as any number.
+constexpr std::uint64_t kFreeResets = 1'000'000'000;
 // Frames that belong to no call: at once, more for each second, and more for each frame of a call.
 // Clients that estimate their bandwidth send a ping for some of the frames that they receive.
 constexpr double kControlBurst = 1000, kControlPerSecond = 33, kControlPerFrame = 1;
@@ -190,7 +192,7 @@ struct Connection::Hooks {
         const bool ends = frame->head.flags & kEndStream;
         switch (frame->head.type) {
             case kResetFrame:
-                c.count(c.resets_, &ConnectionEvents::reset_flood);
+                c.count_reset();
                 return 0;
             case kWindowFrame:
                 return 0;
@@ -254,7 +256,7 @@ struct Connection::Hooks {
                 c.answered_ns_ = now_ns();
             }
             if (is_violation(error_code)) {
-                c.count(c.resets_, &ConnectionEvents::reset_flood);
+                c.count_reset();
             }
         }
         return 0;
@@ -298,21 +300,23 @@ H2Callbacks* Connection::callbacks(const H2Api& api) {
     return made;
 }
 
-H2Option* Connection::option(const H2Api& api) {
-    static H2Option* const made = [&api] {
+H2Option* Connection::option(const H2Api& api, bool bounds_resets) {
+    const auto make = [&api](std::uint64_t resets, std::uint64_t resets_per_s) {
         H2Option* one = nullptr;
         check(api.option_new(&one), "option_new");
         // Windows open as bytes are dealt with: that is the back-pressure.
         api.option_set_no_auto_window_update(one, 1);
         // Releases since 1.57 have a limit of their own, of 33 a second.
         if (api.option_set_stream_reset_rate_limit != nullptr) {
-            // More than `resets_` allows, which is to be the first: the library would end the
-            // connection without a count.
-            api.option_set_stream_reset_rate_limit(one, 2 * kResetBurst, 2 * kResetsPerSecond);
+            api.option_set_stream_reset_rate_limit(one, resets, resets_per_s);
         }
         return one;
-    }();
-    return made;
+    };
+    // More than `resets_` allows, which is to be the first: the library would end the connection
+    // without a count.
+    static H2Option* const bounded = make(2 * kResetBurst, 2 * kResetsPerSecond);
+    static H2Option* const free = make(kFreeResets, kFreeResets);
+    return bounds_resets ? bounded : free;
 }
 
 Connection::Connection(const H2Api& api, int fd, Side side, const ConnectionLimits& limits,
@@ -327,7 +331,7 @@ Connection::Connection(const H2Api& api, int fd, Side side, const ConnectionLimi
       resets_(kResetBurst, kResetsPerSecond),
       control_(kControlBurst, kControlPerSecond) {
     const auto make = side == Side::kServer ? api_.session_server_new2 : api_.session_client_new2;
-    check(make(&session_, callbacks(api), this, option(api)), "session_new");
+    check(make(&session_, callbacks(api), this, option(api, limits.bounds_resets)), "session_new");
     const std::array<H2Setting, 4> settings{{
         {kMaxConcurrentStreams, limits.streams},
         {kInitialWindowSize, limits.stream_window_bytes},
@@ -479,6 +483,12 @@ void Connection::send_body(Stream& stream, const std::uint8_t* head, std::size_t
         }
     }
     events_.sent(stream, size);
+}
+
+void Connection::count_reset() {
+    if (limits_.bounds_resets) {
+        count(resets_, &ConnectionEvents::reset_flood);
+    }
 }
 
 // Takes a token for something that the peer did; ends the connection when there is none.

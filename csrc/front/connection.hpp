@@ -119,6 +119,8 @@ struct ConnectionLimits {
     // Bytes a peer may send before they are consumed: of a stream, of the connection.
     std::uint32_t stream_window_bytes = 1 << 20;
     std::uint32_t connection_window_bytes = 16 << 20;
+    // Streams may be reset at a limited rate.
+    bool bounds_resets = true;
 };
 
 // So many at once, and so many more for each second.
@@ -209,7 +211,7 @@ private:
     struct Guarded;
 
     static H2Callbacks* callbacks(const H2Api& api);
-    static H2Option* option(const H2Api& api);
+    static H2Option* option(const H2Api& api, bool bounds_resets);
     Stream* find(std::int32_t id);
     void append_small(const std::uint8_t* data, std::size_t size);
     bool full() const;
@@ -223,6 +225,7 @@ private:
     void resume(Stream& stream);
     ssize_t read_body(Stream& stream, std::size_t length, std::uint32_t& flags);
     void send_body(Stream& stream, const std::uint8_t* head, std::size_t size);
+    void count_reset();
     void count(Tokens& tokens, void (ConnectionEvents::*flood)());
 
     const H2Api& api_;

@@ -214,13 +214,15 @@ void Front::admit(int fd, std::string peer, bool inside) {
 }
 
 // Ends the connection that has been idle for the longest, of that peer or of all (null); false when
-// none is. One that got an answer just now is not: its client may have sent the next request.
+// none is. One of this user's processes, which many clients share, never is; nor is one that got an
+// answer just now: its client may have sent the next request.
 bool Front::make_room(const std::string* peer) {
     Client* idle = nullptr;
     const std::int64_t answered_before_ns = Connection::now_ns() - kActive_ns;
     for (const auto& client : clients_) {
         const Connection& connection = *client->connection;
-        if ((peer == nullptr || client->peer == *peer) && connection.streams() == 0 &&
+        if ((peer == nullptr || client->peer == *peer) && !client->inside &&
+            connection.streams() == 0 &&
             connection.answered_ns() < answered_before_ns &&
             (idle == nullptr || connection.progress_ns() < idle->connection->progress_ns())) {
             idle = client.get();

@@ -94,10 +94,13 @@ void Front::Forwarded::part(Stream& own) {
 
 Front::Client::Client(Front& front, int fd, const TlsContext* tls, bool inside)
     : Socket(front),
+      inside(inside),
       max_bytes(inside ? SIZE_MAX : front.options_.max_receiving_bytes_of_connection) {
     keep_alive(fd);
     ConnectionLimits limits;
     limits.streams = front.options_.max_streams;
+    // The gateway resets the calls of all HTTP clients that hang up.
+    limits.bounds_resets = !inside;
     connection =
         std::make_unique<Connection>(*front.api_, fd, Connection::Side::kServer, limits, *this,
                                      tls == nullptr ? nullptr : std::make_unique<TlsSession>(*tls));

@@ -181,6 +181,8 @@ public:
     std::list<std::unique_ptr<Client>>::iterator place;
     // Where it comes from.
     std::string peer;
+    // Of this user's processes.
+    const bool inside;
     // Most bytes of each of the following.
     const std::size_t max_bytes;
     // Of its calls, of their blocks, and of answers that were not sent at the last look.

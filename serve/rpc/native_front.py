@@ -95,11 +95,10 @@ class NativeFront:
     def start(self, host: str, port: int, inside: str = "") -> int:
         """Listen, and return the port. Raises OSError when the address cannot be bound.
 
-        With certificates, processes of this user also connect to the abstract Unix socket `inside`,
-        without encryption.
+        Processes of this user also connect to the abstract Unix socket `inside` (empty: they
+        cannot), without encryption, and may reset any number of calls there.
         """
         assert self._backend is not None
-        encrypted = self._certificates is not None
         limits, plain = self._limits, self._calls.plain
         self._front = front = Front(
             host=host,
@@ -123,7 +122,7 @@ class NativeFront:
             check_finite=plain is None or plain.plain.check_finite,
             asks=self._calls.callers is not None,
             tls=None if self._certificates is None else _tls_of(self._certificates),
-            inside=inside if encrypted else "",
+            inside=inside,
             certified=[(INSIDE, self._calls.inside), (PEER, "")],
         )
         if self._certificates is not None:

@@ -251,7 +251,9 @@ class GrpcServer:
             self._server.start()
             if self._admin is not None:
                 self._admin.start(self._port)
-            self._watchdog.start(self.own_address)
+            # Clients' own way, where it is open to one that has no certificate.
+            encrypted = self._certificates is not None
+            self._watchdog.start(self._inside if encrypted else self._open_address)
         except BaseException:
             self.stop(0.0)
             raise
@@ -348,9 +350,17 @@ class GrpcServer:
 
     @property
     def own_address(self) -> str:
-        """Address at which this host's user reaches the server unencrypted, as gRPC writes it."""
-        if self._certificates is not None:
+        """Address at which this user's processes reach the server unencrypted, as gRPC writes it.
+
+        The native front bounds what a client resets and has in memory, but not there, where the
+        calls of all HTTP clients come by one connection.
+        """
+        if self._certificates is not None or self._front is not None:
             return self._inside
+        return self._open_address
+
+    @property
+    def _open_address(self) -> str:
         return host_port(_LOOPBACK.get(self._host, self._host), self._port)
 
     def _enable_reflection(self) -> None:

@@ -70,7 +70,7 @@ class Gateway:
             stop_s=PATIENCE_S, access=access, certificates=self.certificates,
             inside="" if callers is None else callers.inside, database=self.database,
         )  # fmt: skip
-        self.process.start(f"127.0.0.1:{self.grpc_port}")
+        self.process.start(self.rpc.own_address)
         stack.callback(self.process.stop)
         self.process.wait_serving(PATIENCE_S)
 

@@ -121,6 +121,27 @@ def test_requests_in_flight_do_not_give_way(gateway, engine):
         assert [one.getresponse().status for one in asked] == [200] * 8
 
 
+def test_clients_that_hang_up_harm_no_others(gateway, engine):
+    """However fast they are: the gateway resets the calls of all on one connection."""
+    engine.hold_all = True
+    content = json.dumps(request(id="gone")).encode()
+    head = f"POST {INFER} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n\r\n"
+    with ExitStack() as stack:
+        patient = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=PATIENCE_S)
+        stack.callback(patient.close)
+        patient.request("POST", INFER, json.dumps(request(id="patient")).encode())
+        engine.wait_for_calls(len(engine.calls) + 1)
+        for _ in range(20):
+            before = len(engine.calls)
+            with ExitStack() as batch:
+                for _ in range(100):
+                    batch.enter_context(connect(gateway)).sendall(head.encode() + content)
+                engine.wait_for_calls(before + 100)
+        engine.let_go()
+        assert patient.getresponse().status == 200
+    assert gateway.rpc.refused["resets"] == 0
+
+
 def test_a_connection_serves_many_requests(gateway):
     connection = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=PATIENCE_S)
     for number in range(5):

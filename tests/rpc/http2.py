@@ -28,10 +28,16 @@ class Http2:
     """One connection; streams are 1, 3, 5 … in the order of ``head``."""
 
     def __init__(self, port, window_bytes=None, preface=PREFACE, source="127.0.0.1"):
-        self._socket = socket.create_connection(
-            ("127.0.0.1", port), timeout=60, source_address=(source, 0)
-        )
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        """`port` may be the address of an abstract Unix socket, as gRPC writes it."""
+        if isinstance(port, str):
+            self._socket = socket.socket(socket.AF_UNIX)
+            self._socket.settimeout(60)
+            self._socket.connect("\0" + port.removeprefix("unix-abstract:"))
+        else:
+            self._socket = socket.create_connection(
+                ("127.0.0.1", port), timeout=60, source_address=(source, 0)
+            )
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._next = 1
         self._unread = b""
         #: What came, by stream: (type, flags, content) of each frame.

@@ -268,6 +268,23 @@ def test_resets_end_the_connection_in_the_protocols_words(server, channel):
 
 
 @native
+def test_the_gateways_connection_may_reset_what_its_clients_gave_up(server):
+    with Http2(server.own_address) as client:
+        block = head_block(INFER_METHOD)
+        for first in range(1, 10_000, 200):
+            client.send(
+                *(
+                    frame(HEADERS, END_HEADERS, stream, block) + reset(stream)
+                    for stream in range(first, first + 200, 2)
+                )
+            )
+        client.send(frame(HEADERS, END_HEADERS, 10_001, block))
+        client.message(10_001, MESSAGE, end=True)
+        client.read_until(lambda came: is_over(came, 10_001))
+    assert server.refused["resets"] == 0
+
+
+@native
 def test_making_the_server_reset_streams_counts_as_resetting_them(server, channel):
     block = head_block(INFER_METHOD)
     with Http2(server.port) as client:

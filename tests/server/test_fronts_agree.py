@@ -366,7 +366,7 @@ def test_messages_in_frames_of_any_size(fronts, num_nodes, num_edges, dtype, ben
     content = sent.SerializeToString()
     expected = outcome(calls[0], content)
     assert outcome(calls[1], content) == expected
-    framed = Framed(server.own_address.rpartition(":")[2])
+    framed = Framed(server.own_address)
     try:
         found = framed.outcome(content, sizes)
     finally:

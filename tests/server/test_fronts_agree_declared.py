@@ -314,7 +314,7 @@ def test_messages_in_frames_of_any_size(fronts, sizes, leave_out, narrow):
     sent = message("kinds", (40, 70, 90), 1, narrow=narrow, leave_out=leave_out)
     content = sent.SerializeToString()
     expected = outcome(calls[0], content)
-    framed = Framed(server.own_address.rpartition(":")[2])
+    framed = Framed(server.own_address)
     try:
         found = framed.outcome(content, sizes)
     finally:
