@@ -111,6 +111,23 @@ class Attacker:
                     stack.enter_context(one)
             time.sleep(hold_s)
 
+    def handshakes(self, count: int = 300) -> None:
+        """Begin TLS, have the server do its part, and hang up."""
+        hello = self._hello()
+        for _ in range(count):
+            with suppress(OSError):
+                one = socket.create_connection(("127.0.0.1", self._ports[0]), timeout=5)
+                with one:
+                    one.sendall(hello)
+                    one.recv(1)
+
+    def _hello(self) -> bytes:
+        """Return what a client says first."""
+        back, there = ssl.MemoryBIO(), ssl.MemoryBIO()
+        with suppress(ssl.SSLWantReadError):
+            self._tls.wrap_bio(back, there, server_hostname="127.0.0.1").do_handshake()
+        return there.read()
+
     def beyond_its_limits(self, calls: int = 2000) -> Counter[str]:
         """Send more requests than its tenant may, by one connection; returns how they ended."""
         return self._flood(calls, self._token)

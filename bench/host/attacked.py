@@ -40,6 +40,7 @@ ATTACKS: dict[str, tuple[str, dict[str, int]]] = {
     "messages without an end": ("half_a_message", {"connections": 100}),
     "calls that are reset": ("resets", {"calls": 20_000}),
     "clients that drip": ("dripping", {"connections": 100}),
+    "TLS handshakes": ("handshakes", {"count": 5000}),
     "random bytes": ("garbage", {"connections": 100}),
     "16 MiB of empty tensors": ("empties", {}),
     "80 MiB of zeros in 80 KB": ("gzip_bomb", {}),

@@ -233,6 +233,7 @@ public:
         add("resets", counts.resets);
         add("control_frames", counts.control_frames);
         add("slow_reader", counts.slow_reader);
+        add("handshake", counts.handshakes);
         add("unread", counts.unread);
         return found;
     }

@@ -129,11 +129,17 @@ public:
     Tokens(double most, double per_second) : most_(most), per_second_(per_second), left_(most) {}
 
     void earn(double count) { left_ = left_ + count < most_ ? left_ + count : most_; }
-    // False when there is none.
-    bool take(std::int64_t now_ns) {
+    // How many there are; negative when more were spent.
+    double left(std::int64_t now_ns) {
         earn(static_cast<double>(now_ns - at_ns_) / 1e9 * per_second_);
         at_ns_ = now_ns;
-        left_ -= 1;
+        return left_;
+    }
+    void spend(double count) { left_ -= count; }
+    // False when there is none.
+    bool take(std::int64_t now_ns) {
+        left(now_ns);
+        spend(1);
         return left_ >= 0;
     }
 
@@ -166,6 +172,8 @@ public:
     std::int64_t progress_ns() const { return progress_ns_; }
     // When a stream last ended without an error; 0 when none has.
     std::int64_t answered_ns() const { return answered_ns_; }
+    // It is encrypted, and the two sides have not agreed on how.
+    bool shakes_hands() const { return tls_ != nullptr && !tls_->ready(); }
 
     // Reads for about a millisecond, and at most `most` bytes, while more is taken; false when the
     // connection is over.

@@ -82,10 +82,12 @@ Front::~Front() {
     }
 }
 
-// Null in the epoll set is the bell; what has a bit of kWatched is no socket.
+// Null in the epoll set is the bell; what has a bit of kWatched is no socket. Of a handshake, which
+// waits for its turn, it tells once that there is something.
 void Front::watch(int fd, Socket* socket, std::uint32_t events, bool known) {
     epoll_event event{};
-    event.events = EPOLLIN | events;
+    const bool once = socket != nullptr && socket->connection->shakes_hands();
+    event.events = EPOLLIN | events | (once ? static_cast<std::uint32_t>(EPOLLET) : 0u);
     event.data.ptr = socket;
     checked(epoll_ctl(epoll_, known ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, fd, &event), "epoll_ctl");
 }
@@ -152,6 +154,7 @@ std::optional<Polled> Front::turn(std::int64_t until_ns, bool& looked) {
     apply_replies();
     flush_touched();
     const bool waits = resume_some();
+    shake_hands();
     flush_touched();
     const std::int64_t now_ns = Connection::now_ns();
     bool woken = false;
@@ -179,6 +182,10 @@ std::optional<Polled> Front::turn(std::int64_t until_ns, bool& looked) {
         clients_.empty() ? -1 : std::max<std::int64_t>(next_look_ns_ - now_ns, 0);
     if (until_ns >= 0 && (wait_ns < 0 || until_ns - now_ns < wait_ns)) {
         wait_ns = until_ns - now_ns;
+    }
+    if (const std::int64_t left_ns = until_handshake_ns();
+        left_ns >= 0 && (wait_ns < 0 || left_ns < wait_ns)) {
+        wait_ns = left_ns;
     }
     wait(waits || !resumable_.empty() ? 0 : wait_ns);
     return std::nullopt;
@@ -248,6 +255,10 @@ void Front::take(Socket& socket, std::uint32_t events) {
     }
     socket.touched();
     try {
+        if (socket.connection->shakes_hands()) {
+            wait_for_turn(static_cast<Client&>(socket), events);
+            return;
+        }
         if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR)) &&
             !socket.connection->receive(buffer_.data(), buffer_.size(), kTurnBytes)) {
             end(socket);
@@ -305,6 +316,7 @@ void Front::end(Socket& socket) noexcept {
     epoll_ctl(epoll_, EPOLL_CTL_DEL, socket.connection->fd(), nullptr);
     if (auto* client = dynamic_cast<Client*>(&socket)) {
         ended_clients_.splice(ended_clients_.end(), clients_, client->place);
+        lose_turn(*client);
         leave(client->peer);
         counts_.open_connections -= 1;
         client->connection.reset();
@@ -328,6 +340,7 @@ void Front::look(std::int64_t now_ns) {
     }
     end_those_in_the_way(now_ns);
     end_late_streams(now_ns);
+    end_slow_handshakes(now_ns);
     end_slow_readers(now_ns);
     next_look_ns_ = now_ns + (left > 0 ? kLookEvery_ns : kLookSoon_ns);
 }

@@ -118,7 +118,7 @@ struct FrontCounts {
     std::atomic<std::uint64_t> called{0}, plain{0}, streams{0}, forwarded{0};
     std::atomic<std::uint64_t> no_message{0}, message_size{0}, malformed{0}, header_size{0},
         receiving_bytes{0}, connections{0}, peer_connections{0}, media_type{0}, resets{0},
-        control_frames{0}, slow_reader{0}, open_calls_refused{0}, idle_stream{0};
+        control_frames{0}, slow_reader{0}, open_calls_refused{0}, idle_stream{0}, handshakes{0};
     // Calls that ended, not refused, before their message was there or came out of `poll`.
     std::atomic<std::uint64_t> unread{0};
     std::atomic<std::uint64_t> open_connections{0}, open_calls{0};
@@ -174,6 +174,13 @@ public:
 private:
     class Client;
     class Backend;
+    // Of what waits: the round of its address, and a number within it.
+    using Turn = std::pair<std::uint64_t, std::uint64_t>;
+    struct Peer {
+        std::size_t connections = 0;
+        // Of its last handshake that had to wait.
+        std::uint64_t round = 0;
+    };
     struct Held;
     struct Receiving;
     struct Unadmitted;
@@ -197,6 +204,8 @@ private:
     // The low bits of what stands in the epoll set: of an address, or beside a descriptor.
     enum class Watched : std::uint64_t { kSocket, kListener, kOther, kPackets };
     static constexpr std::uint64_t kWatched = 3;
+    // Of this thread's time, for handshakes: at once, and of each second.
+    static constexpr double kHandshakeBurst_s = 0.1, kHandshakeShare = 0.25;
 
     void listen();
     void listen_inside();
@@ -206,6 +215,11 @@ private:
     void admit(int fd, std::string peer, bool inside);
     bool make_room(const std::string* peer);
     void leave(const std::string& peer);
+    void wait_for_turn(Client& client, std::uint32_t events);
+    void lose_turn(Client& client) noexcept;
+    void shake_hands();
+    std::int64_t until_handshake_ns();
+    void end_slow_handshakes(std::int64_t now_ns);
     void keep_spare();
     void take(Socket& socket, std::uint32_t events);
     void take_packet(int fd);
@@ -247,8 +261,14 @@ private:
     int port_ = 0;
     std::vector<char> buffer_;
     std::list<std::unique_ptr<Client>> clients_;
-    // Numbers of connections, by where they come from.
-    std::unordered_map<std::string, std::size_t> peers_;
+    // By where connections come from.
+    std::unordered_map<std::string, Peer> peers_;
+    // Connections whose handshake goes on when it is their turn; which round has its turn, and a
+    // number for the next one that waits.
+    std::map<Turn, Client*> handshakes_;
+    std::uint64_t round_ = 0, next_turn_ = 0;
+    // Seconds of this thread's time that handshakes may take.
+    Tokens handshake_s_{kHandshakeBurst_s, kHandshakeShare};
     // The first socket that may have something to flush; each names the next one.
     Socket* touched_ = nullptr;
     // Those that ended in this turn.

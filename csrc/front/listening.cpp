@@ -161,7 +161,8 @@ void Front::admit(int fd, std::string peer, bool inside) {
     const bool few_left = is_one_of_the_last(fd);
     const bool many = clients_.size() >= options_.max_connections || few_left;
     const auto at = peers_.find(peer);
-    const bool many_of_peer = at != peers_.end() && at->second >= options_.max_connections_of_peer;
+    const bool many_of_peer =
+        at != peers_.end() && at->second.connections >= options_.max_connections_of_peer;
     auto& count = many_of_peer ? counts_.peer_connections : counts_.connections;
     if (many || many_of_peer) {
         count += 1;
@@ -187,13 +188,13 @@ void Front::admit(int fd, std::string peer, bool inside) {
     std::unique_ptr<Client> added;
     try {
         added = std::make_unique<Client>(*this, fd, tls.get(), inside);
-        peers_.try_emplace(peer, 0);
+        peers_.try_emplace(peer);
         clients_.push_back(std::move(added));
     } catch (const std::exception&) {  // the system, or the library, is short of something
         if (added == nullptr) {
             close(fd);
         }
-        if (const auto at = peers_.find(peer); at != peers_.end() && at->second == 0) {
+        if (const auto at = peers_.find(peer); at != peers_.end() && at->second.connections == 0) {
             peers_.erase(at);
         }
         counts_.connections += 1;
@@ -201,7 +202,7 @@ void Front::admit(int fd, std::string peer, bool inside) {
     }
     Client& client = *clients_.back();
     client.place = std::prev(clients_.end());
-    peers_.find(peer)->second += 1;
+    peers_.find(peer)->second.connections += 1;
     client.peer = std::move(peer);
     counts_.open_connections += 1;
     try {
@@ -222,8 +223,7 @@ bool Front::make_room(const std::string* peer) {
     for (const auto& client : clients_) {
         const Connection& connection = *client->connection;
         if ((peer == nullptr || client->peer == *peer) && !client->inside &&
-            connection.streams() == 0 &&
-            connection.answered_ns() < answered_before_ns &&
+            connection.streams() == 0 && connection.answered_ns() < answered_before_ns &&
             (idle == nullptr || connection.progress_ns() < idle->connection->progress_ns())) {
             idle = client.get();
         }
@@ -238,7 +238,7 @@ bool Front::make_room(const std::string* peer) {
 // Counts a connection of the peer no more.
 void Front::leave(const std::string& peer) {
     const auto at = peers_.find(peer);
-    if (at != peers_.end() && --at->second == 0) {
+    if (at != peers_.end() && --at->second.connections == 0) {
         peers_.erase(at);
     }
 }

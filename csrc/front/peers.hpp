@@ -183,6 +183,9 @@ public:
     std::string peer;
     // Of this user's processes.
     const bool inside;
+    const std::int64_t since_ns = Connection::now_ns();
+    // Of its handshake, in `Front::handshakes_` while that waits.
+    std::optional<Turn> handshake;
     // Most bytes of each of the following.
     const std::size_t max_bytes;
     // Of its calls, of their blocks, and of answers that were not sent at the last look.

@@ -93,7 +93,7 @@ bool Connection::flush() {
     if (abandoned_) {
         return false;
     }
-    if (tls_ != nullptr && !tls_->ready()) {
+    if (shakes_hands()) {
         tls_->collect(encrypted_);
         return send_encrypted();
     }

@@ -41,6 +41,7 @@ FRONT_REASONS = (
     "resets",
     "control_frames",
     "slow_reader",
+    "handshake",
     IDLE_STREAM,
     UNREAD,
 )

@@ -37,7 +37,7 @@ LIVE = f"/{service.NAME}/ServerLive"
 class Encrypted:
     """A server with the certificate `server.crt` in a folder of its own."""
 
-    def __init__(self, folder, front, callers=None, *, client_ca=False):
+    def __init__(self, folder, front, callers=None, *, client_ca=False, **options):
         self.folder = folder
         self.authority = Authority(folder, "authority")
         certificate, key = self.authority.sign("server")
@@ -49,8 +49,9 @@ class Encrypted:
         self.watcher.start()
         self.engine = FakeEngine()
         config = ServerConfig(
-            grpc_port=0, front=front, max_queue=16, admin_socket=str(folder / "admin.sock")
-        )
+            grpc_port=0, front=front, max_queue=16, admin_socket=str(folder / "admin.sock"),
+            **options,
+        )  # fmt: skip
         self.server = GrpcServer(
             self.engine, lambda: FACTS, lambda _: {}, config,
             callers=callers, certificates=self.certificates,
