@@ -194,9 +194,20 @@ def _broken_rules(found: TokensFile) -> Iterator[str]:
         if (token.hash is None) == (token.certificate is None):
             both = "both given" if token.hash is not None else "both missing"
             yield f"token[{index}].hash and token[{index}].certificate are {both}; give one"
+        yield from (f"token[{index}].{problem}" for problem in unprinted_names(token))
+    for index, tenant in enumerate(found.tenant):
+        yield from (f"tenant[{index}].{problem}" for problem in unprinted_names(tenant))
     yield from _twice("token: the hash", (token.hash for token in found.token))
     yield from _twice("token: the certificate", (token.certificate for token in found.token))
     yield from _twice("tenant: the name", (tenant.name for tenant in found.tenant))
+
+
+def unprinted_names(row: Token | TenantLimits) -> Iterator[str]:
+    """Yield the row's names with characters that do not show: logs and reports have these names."""
+    for field in ("principal", "certificate", "tenant", "name"):
+        value = getattr(row, field, None)
+        if value is not None and not value.isprintable():
+            yield f"{field}: {value!r} has characters that do not show"
 
 
 def _twice(what: str, values: Iterable[str | None]) -> Iterator[str]:

@@ -17,6 +17,7 @@ from serve.access.tokens import (
     hash_of,
     new_token,
     read_tokens,
+    unprinted_names,
     write_tokens,
 )
 from serve.config import load_config
@@ -84,6 +85,8 @@ def new_command(
     row = decode_table(
         {key: value for key, value in given.items() if value is not None}, Token, "token new"
     )
+    if problems := list(unprinted_names(row)):
+        raise ConfigError("\n".join(f"token new: {problem}" for problem in problems))
     with changing_tokens(path):
         content = read_tokens(path) if path.exists() else TokensFile()
         if certificate is not None and certificate in {one.certificate for one in content.token}:

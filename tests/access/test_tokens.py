@@ -27,7 +27,7 @@ from serve.access.tokens import (
 from serve.cli import app
 from serve.errors import ConfigError
 
-NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
+NAMES = st.text(min_size=1, max_size=20).filter(str.isprintable)
 ROLES = st.lists(st.sampled_from(["infer", "observe", "admin"]), min_size=1, max_size=3)
 TIMES = st.datetimes(datetime(1980, 1, 1), datetime(2200, 1, 1), timezones=st.just(UTC))
 ROWS = st.builds(
@@ -113,6 +113,12 @@ def outcome(path):
         ),
         ("[[tenant]]\nname = 'a'\n[[tenant]]\nname = 'a'\n", "'a' is given more than once"),
         ("[[tenant]]\nname = 'a'\nweight = 0\n", "tenant[0].weight"),
+        ('[[tenant]]\nname = "a\\u001b[2J"\n', r"tenant[0].name: 'a\x1b[2J' has"),
+        (
+            '[[token]]\nprincipal = "a\\u202e"\ntenant = "\\n"\nroles = ["infer"]\n'
+            'certificate = "b"\n',
+            r"token[0].tenant: '\n' has",
+        ),
     ],
 )
 def test_a_mistake_is_named(tmp_path, text, words):
@@ -163,6 +169,18 @@ def test_the_commands_make_list_and_revoke(tmp_path):
     assert read_tokens(path).token == ()
     gone = command("revoke", "box", *file)
     assert isinstance(gone.exception, ConfigError)
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\x1b[2J", "a\x7f", "a\u202eb", "a\u200bb"])
+@pytest.mark.parametrize("option", [None, "--tenant", "--certificate"])
+def test_a_name_with_characters_that_do_not_show_is_refused(tmp_path, name, option):
+    """It would look like another one in logs, or move the cursor of who reads them."""
+    path = tmp_path / "tokens.toml"
+    arguments = [name] if option is None else ["a", option, name]
+    refused = command("new", *arguments, "--file", str(path)).exception
+    assert isinstance(refused, ConfigError)
+    assert repr(name) in str(refused)
+    assert not path.exists()
 
 
 def test_a_file_keeps_its_owner_group_and_mode(tmp_path):
