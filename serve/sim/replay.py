@@ -6,9 +6,10 @@ simulation under another policy or discipline, and the device they ran on as it 
 """
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
+from typing import Any
 
 import msgspec
 
@@ -132,31 +133,38 @@ def recorded(journal: Journal) -> Recording:
 
 def _ran(journal: Journal) -> Iterator[_Seen]:
     """Yield the requests that were launched once and finished."""
-    seen: dict[TaskId, _Seen] = {}
-    executing: dict[TaskId, _Seen] = {}
-    answered: dict[TaskId, _Seen] = {}
-    device_of: dict[LaneId | None, int] = {
-        lane_id: device_id
-        for device_id, device in enumerate(journal.params.devices)
-        for lane_id in device.lane_ids
-    }
-
-    def advance(now_ns: int) -> None:
-        # A lane of a trust domain is one of the only device.
-        beside = Counter(device_of.get(one.lane_id, 0) for one in executing.values())
-        for one in executing.values():
-            assert one.since_ns is not None
-            one.beside_ns[beside[device_of.get(one.lane_id, 0)] - 1] += now_ns - one.since_ns
-            one.since_ns = now_ns
-
+    course = _Course(journal)
     for row in journal.rows:
         if isinstance(row, AnswerLeft):
-            if row.task_id in answered:
-                done = answered.pop(row.task_id)
+            done = course.answered.pop(row.task_id, None)
+            if done is not None:
                 done.left_ns = row.at_ns
                 yield done
             continue
-        now_ns, event = row.at_ns, row.event
+        course.happened(row.event, row.at_ns)
+        for name, fields in commands_of(row):
+            course.told(name, fields, row.at_ns)
+
+
+class _Course:
+    """What was on its way through a journal, up to one of its rows."""
+
+    def __init__(self, journal: Journal) -> None:
+        #: Requests that may still count, and those of them that ran to their end.
+        self._seen: dict[TaskId, _Seen] = {}
+        self.answered: dict[TaskId, _Seen] = {}
+        #: Runs by the task that names them, those included that do not count.
+        self._executing: dict[TaskId, _Seen] = {}
+        #: A lane of a trust domain is one of the only device.
+        self._device_of: dict[LaneId | None, int] = {
+            lane_id: device_id
+            for device_id, device in enumerate(journal.params.devices)
+            for lane_id in device.lane_ids
+        }
+
+    def happened(self, event: Event, now_ns: int) -> None:
+        """Take in an event."""
+        seen = self._seen
         if isinstance(event, TaskArrived | TasksArrived):
             for task in (event.task,) if isinstance(event, TaskArrived) else event.tasks:
                 one = seen[task.task_id] = _Seen(task)
@@ -168,50 +176,63 @@ def _ran(journal: Journal) -> Iterator[_Seen]:
             if event.found is not None:
                 one.task = one.task.found(event.found)
         elif isinstance(event, TaskFinished) and event.task_id in seen:
-            advance(now_ns)
-            executing.pop(event.task_id, None)
-            first = seen.pop(event.task_id)
-            members = (first, *first.companions)
-            stood_ns = now_ns - first.launched_ns - first.executed_ns
-            run_ns = event.usage.run_ns - stood_ns
-            estimated_ns = sum(one.task.estimate.run_ns for one in members)
-            for one in members:
-                one.finished_ns, one.launched_ns = now_ns, first.launched_ns
-                one.beside_ns = first.beside_ns
-                one.run_ns = run_ns * one.task.estimate.run_ns // estimated_ns
-                if one.run_ns > 0:
-                    answered[one.task.task_id] = one
+            self._finished(event, now_ns)
         elif isinstance(event, TaskFailed | TaskOverran):
-            advance(now_ns)
-            executing.pop(event.task_id, None)  # it may run again, much later
+            self._advance(now_ns)
+            self._executing.pop(event.task_id, None)  # it may run again, much later
         elif isinstance(event, LaneLost):
-            advance(now_ns)
+            self._advance(now_ns)
             lost = {event.lane_id, *event.others}
-            for task_id in [i for i, one in executing.items() if one.lane_id in lost]:
-                del executing[task_id]
+            for task_id in [i for i, one in self._executing.items() if one.lane_id in lost]:
+                del self._executing[task_id]
         elif isinstance(event, TaskCancelled):
             seen.pop(event.task_id, None)
-        for name, fields in commands_of(row):
-            task_id = TaskId(fields.get("task_id", -1))  # of a command about a lane or a model
-            one_or_none = seen.get(task_id)
-            if one_or_none is not None and name == "PrepareTask":
-                one_or_none.prepare_at_ns = now_ns
-            elif name in ("LaunchTask", "ResumeTask"):
-                advance(now_ns)
-                if one_or_none is None:
-                    continue  # given up
-                if name == "LaunchTask" and one_or_none.launched_ns:
-                    del seen[task_id]  # launched a second time; others still run beside it
-                one_or_none.launched_ns = one_or_none.launched_ns or now_ns
-                one_or_none.since_ns = now_ns
-                one_or_none.lane_id = LaneId(fields["lane_id"])
-                executing[task_id] = one_or_none
-                for companion in fields.get("companions", ()):
-                    if companion in seen:
-                        one_or_none.companions += (seen.pop(companion),)
-            elif name in ("SuspendTask", "ReleaseTask"):
-                advance(now_ns)
-                executing.pop(task_id, None)
+
+    def told(self, name: str, fields: Mapping[str, Any], now_ns: int) -> None:
+        """Take in a command."""
+        task_id = TaskId(fields.get("task_id", -1))  # of a command about a lane or a model
+        one = self._seen.get(task_id)
+        if name in ("SuspendTask", "ReleaseTask"):
+            self._advance(now_ns)
+            self._executing.pop(task_id, None)
+        elif one is not None and name == "PrepareTask":
+            one.prepare_at_ns = now_ns
+        elif one is not None and name in ("LaunchTask", "ResumeTask"):
+            self._advance(now_ns)
+            if name == "LaunchTask" and one.launched_ns:
+                del self._seen[task_id]  # launched a second time; others still run beside it
+            one.launched_ns = one.launched_ns or now_ns
+            one.since_ns = now_ns
+            one.lane_id = LaneId(fields["lane_id"])
+            self._executing[task_id] = one
+            for companion in fields.get("companions", ()):
+                if companion in self._seen:
+                    one.companions += (self._seen.pop(companion),)
+
+    def _finished(self, event: TaskFinished, now_ns: int) -> None:
+        """Divide what the run took among its members."""
+        self._advance(now_ns)
+        self._executing.pop(event.task_id, None)
+        first = self._seen.pop(event.task_id)
+        members = (first, *first.companions)
+        stood_ns = now_ns - first.launched_ns - first.executed_ns
+        run_ns = event.usage.run_ns - stood_ns
+        estimated_ns = sum(one.task.estimate.run_ns for one in members)
+        for one in members:
+            one.finished_ns, one.launched_ns = now_ns, first.launched_ns
+            one.beside_ns = first.beside_ns
+            one.run_ns = run_ns * one.task.estimate.run_ns // estimated_ns
+            if one.run_ns > 0:
+                self.answered[one.task.task_id] = one
+
+    def _advance(self, now_ns: int) -> None:
+        """Count up to now beside whom each executes; who does is about to change."""
+        executing, device_of = self._executing.values(), self._device_of
+        beside = Counter(device_of.get(one.lane_id, 0) for one in executing)
+        for one in executing:
+            assert one.since_ns is not None
+            one.beside_ns[beside[device_of.get(one.lane_id, 0)] - 1] += now_ns - one.since_ns
+            one.since_ns = now_ns
 
 
 def _mostly_beside(ran: Sequence[_Seen], others: int) -> list[_Seen]:
