@@ -84,7 +84,8 @@ def apply_settings(
             try:
                 inner[name] = _value(setting.text, known[setting.key])
             except msgspec.ValidationError as error:
-                problems.append(f"{setting.origin}: {setting.key}: {error}")
+                got = "" if ", got " in str(error) else f", got {setting.text}"
+                problems.append(f"{setting.origin}: {setting.key}: {error}{got}")
                 continue
             origins[setting.key] = setting.origin
         else:

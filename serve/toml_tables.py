@@ -127,15 +127,17 @@ def _fits(value: Any, kind: Any, name: str, problems: list[str]) -> bool:
             choices = ", ".join(map(str, get_args(kind)))
             problems.append(f"{name}: '{value}' is not one of {choices}")
         else:
-            problems.append(_told(error, name))
+            problems.append(_told(error, name, value))
         return False
     return True
 
 
-def _told(error: msgspec.ValidationError, name: str) -> str:
-    """Return the key and the rule; `name` is the key of the converted value."""
+def _told(error: msgspec.ValidationError, name: str, value: Any = None) -> str:
+    """Return the key, the rule, and what is not told by it of `value`, whose key is `name`."""
     rule, _, inner = str(error).partition(" - at `$")
     key = (name + inner.rstrip("`")).removeprefix(".")
+    if not inner and isinstance(value, int | float | str) and ", got " not in rule:
+        rule += f", got {value!r}"
     return f"{key or 'file'}: {rule}"
 
 

@@ -258,8 +258,8 @@ def _simulation_table(found: SimReport, title: str) -> Table:
         ("late", f"{found.violations:,}, {found.violation_rate:.2%}"),
         ("late because of", late),
         ("latency ÷ target p50, p90, p99", ", ".join(f"{value:.2f}" for value in over_qt)),
-        ("JCT ÷ target, mean", f"{found.jct_over_qt_mean:.3f}"),
-        ("QUET ÷ target, mean", f"{found.quet_over_qt_mean:.3f}"),
+        ("completion time (JCT) ÷ target, mean", f"{found.jct_over_qt_mean:.3f}"),
+        ("queueing time (QUET) ÷ target, mean", f"{found.quet_over_qt_mean:.3f}"),
     )
     for name, value in rows:
         if value:

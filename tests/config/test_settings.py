@@ -108,7 +108,7 @@ def test_a_wrong_variable_is_named_and_the_rest_counts(path):
         [],
     )
     config, problems = read_config(path, settings)
-    assert problems == ["GNNSERVE__DEVICE__LANES: device.lanes: Expected `int` >= 1"]
+    assert problems == ["GNNSERVE__DEVICE__LANES: device.lanes: Expected `int` >= 1, got 0"]
     assert config.server.host == "::1"
 
 

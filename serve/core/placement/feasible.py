@@ -36,9 +36,14 @@ def first_placement(job: DistributedJob, rng: Random | None = None) -> Assignmen
     free = _free(job)
     counts = _counts(demands, need, together, [free[machine] for machine in order])
     if counts is None:
+        amounts = ", ".join(
+            f"{name} {sum(job.whole_demand(task)[at] for task in job.movable):g} of"
+            f" {sum(left[at] for left in free):g}"
+            for at, name in enumerate(job.resources)
+        )
         raise ConfigError(
             f"{len(job.machines)} machines cannot hold {len(job.movable)} tasks beside what is "
-            f"fixed on them; of {', '.join(job.resources)}"
+            f"fixed on them; they need {amounts}"
         )
     places = {
         things.pop(): machine
