@@ -135,15 +135,15 @@ public:
         }
     }
 
-    const CapturedRun* failed = nullptr;
-
-private:
-    // Reads no table any more while Python has the packet.
+    // Leaves the packet to Python, which could not unmap a table that this still reads.
     int left() {
         plan_.tables.clear();
         return kPacket;
     }
 
+    const CapturedRun* failed = nullptr;
+
+private:
     CapturedRun* find() {
         const bool bounded = task_.bounded && has_bounded_;
         const int kind = bounded ? kBounded : times_.urgent(task_.run_ns) ? kUrgent : kOrdinary;
@@ -350,6 +350,6 @@ GNNSERVE_EXPORT int gnnserve_lane_serve(void* lane, int until_idle, void** faile
         *failed = const_cast<CapturedRun*>(loop->failed);
         return outcome;
     } catch (const std::bad_alloc&) {
-        return gnnserve::kPacket;  // Python needs less, or tells of it
+        return loop->left();  // Python needs less, or tells of it
     }
 }
