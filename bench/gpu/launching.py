@@ -21,11 +21,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from bench.gpu.kit import MODELS, Result, Rig, graph, run, spread
-from bench.gpu.served_lane import ServedLane, written_gcn
+from bench.gpu.served_lane import LIMIT_BYTES, ServedLane, table_of, written
 from bench.kit.architectures import wrap
+from serve.graphs.features import FeatureKeeper
+from serve.ipc.messages import GatherRef, Part, RunTask
 from serve.lane.cuda.buckets import bucket
 from serve.lane.cuda.capturing import Recorder
 from serve.lane.cuda.graph_kernels import OPERATORS, graph_kernels, simulated_kernels
@@ -35,6 +38,8 @@ from serve.lane.models.sizing import SHORT
 
 WIDTH, LAYERS, HEADS = 256, 8, 4
 NODES, EDGES = 100, 1_000
+#: Of the resident graph.
+ROWS = 1_000
 CALLS, ROUNDS = 50, 40
 
 
@@ -82,30 +87,68 @@ def of_tasks(rig: Rig, model: LoadedModel, rounds: int) -> dict[str, list[float]
 
 
 def of_packets(rig: Rig, rounds: int) -> dict[str, list[float]]:
-    """Return microseconds of a lane's thread for each packet, the ways taking turns."""
+    """Return microseconds of a lane's thread for each packet, the ways taking turns.
+
+    A sample's features are rows of a resident graph.
+    """
     inputs, asked = graph(NODES, EDGES, WIDTH), 2 if rig.dry else CALLS
     ways = {
-        "a packet, launched": (False, True),
-        "a packet, replayed by Python": (True, True),
-        "a packet, replayed": (True, False),
+        "a packet, launched": (False, True, False),
+        "a packet, replayed by Python": (True, True, False),
+        "a packet, replayed": (True, False, False),
+        "a sample, replayed by Python": (True, True, True),
+        "a sample, replayed": (True, False, True),
     }
     with tempfile.TemporaryDirectory() as folder, ExitStack() as until_end:
-        spec, signature = written_gcn(Path(folder), WIDTH, LAYERS)
+        models = {"m": written(Path(folder), "gcn", WIDTH, WIDTH, WIDTH, LAYERS)}
+        keeper = FeatureKeeper(dtype="uint8", folder=Path(folder), shared=True)
+        features = keeper.kept(np.ones((ROWS, WIDTH), np.float32), "bench")
         lanes = {
             name: until_end.enter_context(
-                ServedLane(rig, spec, signature, inputs, replays=replays, by_python=by_python)
+                ServedLane(rig, models, replay_most=replays << 20, by_python=by_python)
             )
-            for name, (replays, by_python) in ways.items()
+            for name, (replays, by_python, _) in ways.items()
+        }
+        tasks = {
+            name: _task(lanes[name], inputs, features if sampled else None)
+            for name, (_, _, sampled) in ways.items()
         }
         found: dict[str, list[float]] = {name: [] for name in ways}
         for number in range(rounds + 1):
             for name, lane in lanes.items():
                 started_ns = lane.cpu_ns()
                 for _ in range(asked):
-                    lane.ask()
+                    lane.ask(tasks[name])
                 if number:  # the first one captures
                     found[name].append((lane.cpu_ns() - started_ns) / asked / 1e3)
     return found
+
+
+def _task(
+    lane: ServedLane,
+    inputs: Mapping[str, torch.Tensor],
+    features: "np.ndarray[Any, Any] | None",
+) -> RunTask:
+    """Put the request into the lane's pool, with `features` as a sample of that resident graph."""
+    places = {"edge_index": inputs["edge_index"].numpy()}
+    if features is None:
+        places["x"] = inputs["x"].numpy()
+    else:
+        places |= {
+            "ids": np.arange(NODES), "at": np.empty(0, np.int64),
+            "new": np.empty((0, WIDTH), np.float32),
+        }  # fmt: skip
+    refs, end = {}, 0
+    for name, value in places.items():
+        refs[name] = lane.put(name, value, end)
+        end += -(-value.nbytes // 64) * 64
+    gather = None
+    if features is not None:
+        table = table_of(features)
+        lane.map(table)
+        gather = GatherRef(table, refs["ids"], refs["at"], refs["new"])
+    given = tuple(refs[name] for name in ("x", "edge_index") if name in refs)
+    return RunTask(1, "m", (Part(given, end, 4 * NODES * WIDTH, gather),), LIMIT_BYTES)
 
 
 def idle_kernels() -> dict[str, Any]:

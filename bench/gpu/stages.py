@@ -89,6 +89,7 @@ def stages(quick: Collection[str] = (), *, dry: bool = False) -> list[Stage]:
         stage("bench.gpu.isolation", 60, 20),
         stage("bench.gpu.kernels", 150, 40, _ENGINE),
         stage("bench.gpu.launching", 20, 10, _ENGINE),
+        stage("bench.gpu.replayed", 90, 30, _ENGINE),
         stage("bench.gpu.gather", 190, 45),
         stage("bench.gpu.features", 90, 30),
         serving("pressure", 40, 25),
