@@ -63,6 +63,7 @@ COMPILED = {
     "content-type": ("grpc_head.cpp", 'kContentType = "application/grpc"'),
     "resets": ("connection.cpp", "kResetBurst = 1000, kResetsPerSecond = 200"),
     "pings": ("connection.cpp", "kControlBurst = 1000, kControlPerSecond = 33"),
+    "time that the server gives": ("front.hpp", "kHandshakeBurst_s = 0.1, kHandshakeShare = 0.25"),
 }
 #: Defaults that depend on something, as the page words them.
 DECIDED = {
