@@ -8,7 +8,7 @@ import asyncio
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -30,23 +30,42 @@ IDLE_S = 75
 _CHECK_S = 0.2
 
 
+class Waiting(Protocol):
+    """A connection as its limits see it."""
+
+    #: asyncio's, whose kind depends on the encryption.
+    transport: Any
+    #: When it was opened, or its last answer was complete.
+    since_s: float
+    #: Since when the client has read nothing of what was sent; None when all is sent.
+    unread_s: float | None
+
+    @property
+    def began_s(self) -> float | None:
+        """Since when a request's head is awaited or arriving; None while there is no hurry."""
+
+    @property
+    def waits_for_request(self) -> bool:
+        """True while no request is being answered."""
+
+
 class Connections:
     """All open connections, and the task that ends those beyond their time."""
 
     def __init__(self, tally: Counts, receive_timeout_s: float) -> None:
         self._counts = tally
         self._receive_timeout_s = receive_timeout_s
-        self._open: dict[Connection, None] = {}
+        self._open: dict[Waiting, None] = {}
         tally.connections.set_function(lambda: len(self._open))
 
-    def opened(self, connection: "Connection") -> None:
+    def opened(self, connection: "Waiting") -> None:
         """Add a connection; beyond the limit end the one that waits longest for its client."""
         self._open[connection] = None
         if len(self._open) > MOST_CONNECTIONS:
             waiting = [one for one in self._open if one.waits_for_request]
             self._end(min(waiting, key=lambda one: one.since_s), counts.CONNECTIONS)
 
-    def closed(self, connection: "Connection") -> None:
+    def closed(self, connection: "Waiting") -> None:
         """Remove a connection."""
         self._open.pop(connection, None)
 
@@ -69,7 +88,7 @@ class Connections:
             elif now_s - connection.unread_s > SEND_S:
                 self._end(connection, counts.SLOW_READER)
 
-    def _end(self, connection: "Connection", reason: str) -> None:
+    def _end(self, connection: "Waiting", reason: str) -> None:
         self._counts.refused(reason)
         self.closed(connection)
         connection.transport.abort()

@@ -64,13 +64,13 @@ async def _serve(settings: Settings) -> None:
     paths += Documentation(backend, paths).table()
     feed = Feed(Path(settings.database))
     paths += LivePage(feed).table()
-    config = config_of(make_app(paths, bodies, tally, callers), connections)
     watched = list(callers.watched)
+    context = None
     if settings.certificates is not None:
         certificates = Certificates(settings.certificates)
         watched.append(certificates.watched)
-        config.load()
-        config.ssl = CurrentContext.of(certificates)
+        context = CurrentContext.of(certificates)
+    config = config_of(make_app(paths, bodies, tally, callers), connections, context)
     watcher = FileWatcher(*watched)
     watcher.start()
     server = Server(config)

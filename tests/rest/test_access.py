@@ -2,8 +2,9 @@
 
 import base64
 import http.client
+import socket
 import ssl
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from unittest.mock import Mock
 
 import pytest
@@ -13,6 +14,7 @@ from serve.access.certificates import CertificateFiles, Certificates
 from serve.access.rules import ROLES
 from serve.access.settings import AccessSettings
 from serve.obs.http import HttpPort, listening_socket
+from serve.rest.connections import MOST_CONNECTIONS
 from serve.rest.documentation import Documentation
 from serve.rest.infer_paths import InferPaths
 from serve.rest.live import LivePage
@@ -189,6 +191,40 @@ def test_the_gateway_encrypts_and_knows_certificates(tmp_path):
             get(gateway.port, "/v2/health/live", context_of(authority))
         with pytest.raises((OSError, http.client.HTTPException)):
             gateway.get("/v2/health/live")
+
+
+@needs_openssl
+@pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01\x20\x00"])
+def test_handshakes_that_never_end_are_bounded_in_number_and_time(tmp_path, monkeypatch, sent):
+    authority = Authority(tmp_path, "authority")
+    files = CertificateFiles(*map(str, authority.sign("server")))
+    monkeypatch.setattr(Gateway, "certificates", files)
+    monkeypatch.setattr(Gateway, "receive_timeout_s", 3.0)
+    with ExitStack() as stack:
+        gateway = Gateway(stack)
+
+        def refused(reason):
+            context = context_of(authority)
+            body = read(gateway.port, "/metrics", context).decode()
+            return float(body.split(f'{{reason="{reason}"}} ')[1].split()[0])
+
+        before = refused("no_request")
+        for _ in range(MOST_CONNECTIONS + 20):
+            one = socket.create_connection(("127.0.0.1", gateway.port), PATIENCE_S)
+            stack.enter_context(one).sendall(sent)
+        with suppress(ConnectionError):
+            assert one.recv(1) == b""
+        assert refused("no_request") > before
+        assert refused("connections") >= 20
+
+
+def read(port, path, context):
+    connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=PATIENCE_S, context=context)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().read()
+    finally:
+        connection.close()
 
 
 @needs_openssl
