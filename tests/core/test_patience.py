@@ -96,3 +96,19 @@ def test_many_that_are_late_wait_a_bounded_time():
         world.end(next(iter(world.on_lane)))
     assert not waiting
     world.finish_everything()
+
+
+def test_who_is_late_has_waited_long_before_few_are_enough():
+    """A sixteenth of the launches counts from three seconds on, not for whoever is late."""
+    world = start(policy="slack", discipline="rolling", lanes=1, prepare_ahead=2, patience=32)
+    world.arrive(task(0, run_ns=10 * MS))
+    world.prepare(0)
+    world.arrive(task(1, run_ns=50 * MS, target_ns=1))
+    for task_id in range(2, 22):
+        world.arrive(task(task_id, run_ns=10 * MS, arrived_ns=world.now))
+        while world.preparing:
+            world.prepare(min(world.preparing))
+        world.advance(10 * MS)
+        world.end(0)
+    assert 1 not in world.launches
+    world.finish_everything()
