@@ -299,7 +299,7 @@ class Front:
     def port(self) -> int:
         """The port it listens on."""
 
-    def poll(self, until_ns: int) -> tuple[bool, list[tuple[int, bytes]], list[tuple[int, Message | PlainRequest | str | None, int, int, int, list[tuple[str, str]] | None, int, bool, str]]]:
+    def poll(self, until_ns: int) -> tuple[bool, list[tuple[int, bytes]], list[tuple[int, Message | PlainRequest | str | None, int, int, int, list[tuple[str, str]] | None, int, bool, str, int]]]:
         """
         Serve until something has to be decided, `wake` is called, or the monotonic clock
         shows `until_ns` (negative: no limit). One thread at a time.
@@ -307,7 +307,7 @@ class Front:
         Returns whether the descriptor of `watch_also` is readable; the packets of
         `watch_packets` by descriptor, empty when the other end is closed; and a few events:
         (handle, request, began_ns, timeout_ns, arrived_ns, credentials, stream, raises,
-        traceparent)
+        traceparent, calls)
         for a call, or a message of a stream, that was complete at arrived_ns;
         (handle, method, …) for a call that waits for `admit`, which for one of
         `stream_method` has its handle in `stream`, too; (handle, None, …) when it has ended,
@@ -316,7 +316,8 @@ class Front:
         without one. The credentials are the headers that tell whom the call comes from,
         None when there are none; a stream's messages have none. In a stream an error is
         for `tell`, unless `raises`; `fail` ends the whole stream. traceparent is that header of
-        the call or its stream, empty without.
+        the call or its stream, empty without. calls is the number of calls that wait for the
+        same `admit` or `fail`, else 1.
         """
 
     def flush(self) -> None:

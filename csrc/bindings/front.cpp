@@ -134,7 +134,8 @@ public:
             }
             found.append(nb::make_tuple(event.handle, content, event.began_ns, event.timeout_ns,
                                         event.arrived_ns, headers_of(event.credentials),
-                                        event.stream, event.raises, text_of(event.trace_parent)));
+                                        event.stream, event.raises, text_of(event.trace_parent),
+                                        event.calls));
         }
         nb::list packets;
         for (const auto& [fd, packet] : polled.packets) {
@@ -318,13 +319,13 @@ void bind_front(nb::module_& module) {
             "poll", &Front::poll, nb::arg("until_ns"),
             nb::sig("def poll(self, until_ns: int) -> tuple[bool, list[tuple[int, bytes]], "
                     "list[tuple[int, Message | PlainRequest | str | None, int, int, int, "
-                    "list[tuple[str, str]] | None, int, bool, str]]]"),
+                    "list[tuple[str, str]] | None, int, bool, str, int]]]"),
             "Serve until something has to be decided, `wake` is called, or the monotonic clock\n"
             "shows `until_ns` (negative: no limit). One thread at a time.\n\n"
             "Returns whether the descriptor of `watch_also` is readable; the packets of\n"
             "`watch_packets` by descriptor, empty when the other end is closed; and a few events:\n"
             "(handle, request, began_ns, timeout_ns, arrived_ns, credentials, stream, raises,\n"
-            "traceparent)\n"
+            "traceparent, calls)\n"
             "for a call, or a message of a stream, that was complete at arrived_ns;\n"
             "(handle, method, …) for a call that waits for `admit`, which for one of\n"
             "`stream_method` has its handle in `stream`, too; (handle, None, …) when it has "
@@ -336,7 +337,9 @@ void bind_front(nb::module_& module) {
             "None when there are none; a stream's messages have none. In a stream an error is\n"
             "for `tell`, unless `raises`; `fail` ends the whole stream. traceparent is that header "
             "of\n"
-            "the call or its stream, empty without.")
+            "the call or its stream, empty without. calls is the number of calls that wait for "
+            "the\n"
+            "same `admit` or `fail`, else 1.")
         .def("flush", &Front::flush,
              "Send what was answered, without waiting. For the thread that polls.")
         .def("watch_also", &Front::watch_also, nb::arg("fd"),

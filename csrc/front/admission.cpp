@@ -61,21 +61,94 @@ void Front::Client::ask(Stream& stream, const CallHead& head) {
     event.path = head.path;
     event.credentials = head.credentials;
     event.stream = call->streams ? call->handle : 0;
+    const bool joins = !call->streams && join(stream, call, head);
     call->headers = std::move(stream.received);
     const std::uint64_t handle = call->handle;
     stream.role = std::move(call);
-    front.expect_end();
-    front.calls_.emplace(handle, &stream);
-    tell(std::move(event));
+    if (!joins) {
+        front.expect_end();
+        front.calls_.emplace(handle, &stream);
+        tell(std::move(event));
+    }
     bound_receiving();
 }
 
-void Front::Client::decided(Stream& stream, Reply reply) {
-    if (reply.way != Reply::Way::kAdmit) {
-        refuse(stream, static_cast<Unadmitted&>(*stream.role), reply.status);
+// Has the call wait for what is said of one of the same kind that was not told yet; false when
+// there is none, and then others may wait with this one.
+bool Front::Client::join(Stream& stream, std::unique_ptr<Unadmitted>& call, const CallHead& head) {
+    std::string kind = kind_of(head);
+    if (kind.size() > kMostBytes) {
+        return false;
+    }
+    const auto [at, is_first] = asked_.try_emplace(kind, &stream);
+    if (is_first) {
+        call->kind = std::move(kind);
+        return false;
+    }
+    static_cast<Unadmitted&>(*at->second->role).others.emplace(call->handle, &stream);
+    call->first = at->second;
+    joined_ += 1;
+    return true;
+}
+
+void Front::Client::stop_joining(const Unadmitted& call) noexcept {
+    const auto at = asked_.find(call.kind);
+    if (at != asked_.end() && at->second->role.get() == &call) {
+        asked_.erase(at);
+    }
+}
+
+// Forgets a call that ends before it begins. Of others that wait with it, the oldest is asked for
+// in its place.
+void Front::Client::leave(Stream& stream, Unadmitted& call) noexcept {
+    if (call.first != nullptr) {
+        joined_ -= static_cast<Unadmitted&>(*call.first->role).others.erase(call.handle);
         return;
     }
+    if (call.others.empty()) {
+        stop_joining(call);
+        if (!forget(call.handle) && call.streams) {
+            front.end_request(call.handle);
+        } else {
+            front.calls_.erase(call.handle);
+        }
+        return;
+    }
+    Stream* const next = call.others.begin()->second;
+    call.others.erase(call.others.begin());
+    joined_ -= 1;
+    auto& asked = static_cast<Unadmitted&>(*next->role);
+    asked.handle = call.handle;
+    asked.first = nullptr;
+    asked.others = std::move(call.others);
+    for (const auto& [handle, other] : asked.others) {
+        static_cast<Unadmitted&>(*other->role).first = next;
+    }
+    front.calls_.find(call.handle)->second = next;
+    if (const auto at = asked_.find(call.kind); at != asked_.end() && at->second == &stream) {
+        at->second = next;
+    }
+    asked.kind = std::move(call.kind);
+}
+
+void Front::Client::decided(Stream& stream, Reply reply) {
     auto& asked = static_cast<Unadmitted&>(*stream.role);
+    const auto others = std::exchange(asked.others, {});
+    joined_ -= others.size();
+    for (const auto& [handle, other] : others) {
+        static_cast<Unadmitted&>(*other->role).first = nullptr;
+    }
+    decide(stream, asked, reply);
+    for (const auto& [handle, other] : others) {
+        decide(*other, static_cast<Unadmitted&>(*other->role), reply);
+    }
+}
+
+void Front::Client::decide(Stream& stream, Unadmitted& asked, const Reply& reply) {
+    if (reply.way != Reply::Way::kAdmit) {
+        refuse(stream, asked, reply.status);
+        return;
+    }
     if (asked.over) {
         return;
     }

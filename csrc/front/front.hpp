@@ -96,8 +96,10 @@ struct Event {
     // In a stream errors are messages, unless the first one is to end it.
     std::uint64_t stream = 0;
     bool raises = false;
-    // Of a call that is asked for.
+    // Of a call that is asked for, with how many of its connection are of the same method and
+    // credentials, this one among them: what is said of it is said of all.
     std::string path = {};
+    std::size_t calls = 1;
     // `traceparent` of the call or of its stream; empty without.
     std::string trace_parent = {};
 };
@@ -159,7 +161,7 @@ public:
     void answer(std::uint64_t handle, std::vector<Piece> message);
     // Ends the call, which may be a whole stream or one that waits for `admit`.
     void fail(std::uint64_t handle, GrpcStatus status);
-    // Has a call go on that was asked for.
+    // Has a call go on that was asked for, and those that were asked for with it.
     void admit(std::uint64_t handle);
     // Reads no more of the stream, and ends it once its requests are answered.
     void finish(std::uint64_t handle, GrpcStatus status);

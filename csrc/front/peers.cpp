@@ -224,11 +224,7 @@ void Front::Client::closed(Stream& stream, std::uint32_t error_code) {
         }
     } else if (auto* asked = dynamic_cast<Unadmitted*>(stream.role.get())) {
         stream.connection().consumed(asked->unread.size());
-        if (!forget(asked->handle) && asked->streams) {
-            front.end_request(asked->handle);
-        } else {
-            front.calls_.erase(asked->handle);
-        }
+        leave(stream, *asked);
     } else if (auto* call = dynamic_cast<Receiving*>(stream.role.get())) {
         awaited_.erase(stream.id());
         front.stop_waiting(*call);

@@ -48,7 +48,12 @@ struct Front::Held : StreamRole {
 struct Front::Unadmitted : Held {
     Unadmitted(Client& client, std::uint64_t handle) : Held(client, kCallBytes), handle(handle) {}
 
-    const std::uint64_t handle;
+    std::uint64_t handle;
+    // Of one that is asked for: its kind, and those of the same kind that wait for the same answer,
+    // the oldest first. Of these: the one that is asked for, else null.
+    std::string kind;
+    std::map<std::uint64_t, Stream*> others;
+    Stream* first = nullptr;
     // Its messages come out of `poll`.
     bool streams = false;
     std::int64_t began_ns = 0;
@@ -149,7 +154,7 @@ public:
     void reset_flood() override;
     void control_flood() override;
     void headers_too_large() override;
-    bool takes_more() const override { return untold_.size() < kMostUntold; }
+    bool takes_more() const override { return untold_.size() + joined_ < kMostUntold; }
 
     // Refuses calls whose message has not come in time, at most `left`, which it lowers.
     void refuse_late(std::int64_t now_ns, std::size_t& left);
@@ -203,6 +208,10 @@ private:
     bool is_admitted(const CallHead& head);
     void remember(const CallHead& head);
     void ask(Stream& stream, const CallHead& head);
+    bool join(Stream& stream, std::unique_ptr<Unadmitted>& call, const CallHead& head);
+    void decide(Stream& stream, Unadmitted& asked, const Reply& reply);
+    void leave(Stream& stream, Unadmitted& call) noexcept;
+    void stop_joining(const Unadmitted& call) noexcept;
     void refuse(Stream& stream, Unadmitted& call, const GrpcStatus& status);
     void begin(Stream& stream, CallHead head, const Headers& headers, bool has_body,
                std::uint64_t handle, std::int64_t began_ns);
@@ -233,6 +242,9 @@ private:
     // By handle, calls that have not come out of `poll`. Those that end meanwhile never do, so that
     // a client cannot have more looked at than it has open.
     std::map<std::uint64_t, Event> untold_;
+    // By kind, calls that are asked for and were not told, and how many others wait with some call.
+    std::unordered_map<std::string, Stream*> asked_;
+    std::size_t joined_ = 0;
     // In `Front::telling_`, unless there are none.
     std::list<Client*>::iterator turn_;
     // Streams whose message is not complete.

@@ -197,6 +197,12 @@ void Front::Client::tell(Event event) {
 Event Front::Client::told_next() noexcept {
     const auto first = untold_.begin();
     Event event = std::move(first->second);
+    if (event.kind == Event::Kind::kAsked) {
+        const auto& asked =
+            static_cast<const Unadmitted&>(*front.calls_.find(event.handle)->second->role);
+        event.calls += asked.others.size();
+        stop_joining(asked);
+    }
     front.telling_.splice(front.telling_.end(), front.telling_, turn_);
     forget(first->first);
     if (event.kind == Event::Kind::kCall) {

@@ -272,6 +272,63 @@ void test_calls_wait_to_be_admitted(const H2Api& api) {
     CHECK(server.events.size() == 5);
 }
 
+// What is asked of one call is said of all that wait with it.
+void test_calls_that_ask_the_same_are_asked_for_once(const H2Api& api) {
+    Server server(64, true);
+    Caller caller(api, server.front.port());
+    const Headers token{{"authorization", "Bearer one"}};
+    const auto send = [&](std::size_t count) {
+        std::vector<std::int32_t> ids;
+        for (std::size_t i = 0; i < count; ++i) {
+            ids.push_back(caller.send(kMethod, "message " + std::to_string(i), token));
+        }
+        return ids;
+    };
+    const auto next = [&](std::size_t calls) {
+        server.until(caller, [&] { return server.asked.size() == 1; });
+        const Event event = std::move(server.asked[0]);
+        server.asked.clear();
+        CHECK(event.calls == calls && event.path == kMethod && event.credentials == token);
+        return event.handle;
+    };
+    const auto reset = [&](std::int32_t id) {
+        caller.connection().reset(*caller.connection().open_streams().at(id), kCancel);
+    };
+    // The one that is asked for is gone before that, and another one of them; others ask by
+    // themselves.
+    auto ids = send(10);
+    caller.send(kMethod, "two", {{"authorization", "Bearer two"}});
+    CHECK(caller.connection().flush());
+    reset(ids[0]);
+    reset(ids[5]);
+    server.until(caller, [&] { return server.asked.size() == 2; });
+    CHECK(server.asked[1].calls == 1);
+    server.front.fail(server.asked[1].handle, {16, "who are you", -1});
+    server.asked.pop_back();
+    const auto refused = next(8);
+    // One that is gone between the question and the answer.
+    reset(ids[1]);
+    server.settle(caller);
+    server.front.fail(refused, {16, "who are you", -1});
+    const auto over = [&] {
+        return std::all_of(ids.begin(), ids.end(),
+                           [&](auto id) { return caller.replies[id].over; });
+    };
+    server.until(caller, over);
+    for (const std::size_t i : {2, 3, 4, 6, 7, 8, 9}) {
+        CHECK(caller.replies[ids[i]].fields.at("grpc-status") == "16");
+    }
+    CHECK(server.events.empty());
+    // Admitted ones come in their order.
+    ids = send(5);
+    server.front.admit(next(5));
+    server.until(caller, [&] { return server.events.size() == 5; });
+    for (std::size_t i = 0; i < 5; ++i) {
+        CHECK(*server.events[i].message == "message " + std::to_string(i));
+    }
+    CHECK(server.asked.empty() && server.ended.empty());
+}
+
 void test_who_is_refused_sends_no_body(const H2Api& api) {
     Server server(64, true);
     Caller caller(api, server.front.port());
@@ -367,6 +424,7 @@ int main() {
     test_ends_of_streams(*api);
     test_idle_streams_give_way(*api);
     test_calls_wait_to_be_admitted(*api);
+    test_calls_that_ask_the_same_are_asked_for_once(*api);
     test_who_is_refused_sends_no_body(*api);
     test_a_stream_ends_after_its_answers(*api);
     return 0;

@@ -32,8 +32,10 @@ class FrontCallers:
         self._front = front
         self._callers.on_change(lambda tenants: self._changed())
 
-    def decide(self, handle: int, method: str, credentials: Credentials, *, stays: bool) -> None:
-        """Admit or refuse a call whose headers are there; `stays`: it is a stream."""
+    def decide(
+        self, handle: int, method: str, credentials: Credentials, calls: int, *, stays: bool
+    ) -> None:
+        """Admit or refuse `calls` calls whose headers are there; `stays`: it is a stream."""
         assert self._front is not None
         admit = partial(self._callers.admit, method, credentials or ())
         try:
@@ -42,7 +44,7 @@ class FrontCallers:
             else:
                 admit()
         except ServeError as error:
-            count_refusal(error, self._refusals)
+            count_refusal(error, self._refusals, calls)
             status = status_of(error)
             self._front.fail(handle, status.code.value[0], status.text)
         else:

@@ -32,8 +32,11 @@ _NO_THREAD = Status(grpc.StatusCode.RESOURCE_EXHAUSTED, NO_THREAD_TEXT)
 
 #: What the front tells: handle; a request, the method of a call that waits to be admitted, or None
 #: for an end; times of the call's beginning, limit and arrival in ns; its credentials, the handle
-#: of its stream (0: none), whether an error ends that, and its header `traceparent`.
-Event = tuple[int, Message | PlainRequest | str | None, int, int, int, Credentials, int, bool, str]
+#: of its stream (0: none), whether an error ends that, its header `traceparent`, and how many calls
+#: wait for the same decision.
+Event = tuple[
+    int, Message | PlainRequest | str | None, int, int, int, Credentials, int, bool, str, int
+]
 
 
 class FrontCalls:
@@ -87,9 +90,10 @@ class FrontCalls:
         if self.callers is not None:
             self.callers.follow()
         for event in events:
-            handle, request, began_ns, limit_ns, arrived_ns, credentials, within, raises, trace = (
-                event
-            )
+            (
+                handle, request, began_ns, limit_ns, arrived_ns, credentials, within, raises, trace,
+                calls,
+            ) = event  # fmt: skip
             asked = isinstance(request, str)
             sender = Sender(handle, 0 if asked else within, raises)
             try:
@@ -97,7 +101,7 @@ class FrontCalls:
                     self._ended(handle)
                 elif isinstance(request, str):
                     assert self.callers is not None
-                    self.callers.decide(handle, request, credentials, stays=within != 0)
+                    self.callers.decide(handle, request, credentials, calls, stays=within != 0)
                 else:
                     remaining_s = math.inf
                     if limit_ns >= 0:

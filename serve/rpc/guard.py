@@ -33,10 +33,10 @@ _ALTERNATIVE_NAMES = "x509_subject_alternative_name"
 _NON_BLOCKING = "experimental_non_blocking"
 
 
-def count_refusal(error: ServeError, refusals: Refusals) -> None:
-    """Count a call that ``decide`` refused."""
+def count_refusal(error: ServeError, refusals: Refusals, calls: int = 1) -> None:
+    """Count calls that ``decide`` refused."""
     unknown = error.code is ErrorCode.UNAUTHENTICATED
-    refusals.count(UNAUTHENTICATED if unknown else FORBIDDEN)
+    refusals.count(UNAUTHENTICATED if unknown else FORBIDDEN, calls)
 
 
 class Guard(grpc.ServerInterceptor):

@@ -54,10 +54,10 @@ class Refusals:
         self._lock = threading.Lock()
         self._counts = Counter(dict.fromkeys(REASONS, 0))
 
-    def count(self, reason: str) -> None:
-        """Add one refusal for `reason`."""
+    def count(self, reason: str, calls: int = 1) -> None:
+        """Add the refusals of so many calls for `reason`."""
         with self._lock:
-            self._counts[reason] += 1
+            self._counts[reason] += calls
 
     def counts(self) -> Mapping[str, int]:
         """Return the counts so far, by reason."""

@@ -25,6 +25,6 @@ def test_a_request_whose_credential_has_expired_since_its_headers_has_a_row():
     front = SimpleNamespace(fail=lambda handle, code, *told: ended.append((handle, code)))
     calls = FrontCalls(service, None, None, Refusals(), callers, None)
     calls.serve(front)
-    calls.take([(7, b"a message", 0, -1, 5, [], 0, False, "")])
+    calls.take([(7, b"a message", 0, -1, 5, [], 0, False, "", 1)])
     assert rows == [(5, EXPIRED)]
     assert [handle for handle, _ in ended] == [7]
