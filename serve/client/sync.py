@@ -193,9 +193,8 @@ class Client(Versions, Jobs):
         """Send many requests over one stream; yields `(position, answer or error)` as they finish.
 
         A failed request does not end the stream, and is not repeated. One that the client refuses
-        itself is told with the next answer, or at once when none is awaited. `timeout_s` limits the
-        whole stream; a request without a limit has the client's. Requests are read from the
-        iterable as fast as the server can take them, in a thread of their own.
+        is told with the next answer, or at once when none is awaited. `timeout_s` limits all of it;
+        a request without a limit has the client's. Requests are read as the server takes them.
         """
         pending = PendingRequests(self._connection.timeout_s)
         broken: list[BaseException] = []
@@ -213,8 +212,7 @@ class Client(Versions, Jobs):
                         yield entered.encode(graph.tensors, self._max_message_bytes)
                     except ClientError as error:
                         pending.drop(entered, error)
-                        if not pending.awaited_count:
-                            more = True
+                        if more := not pending.awaited_count:
                             return  # so that it is told: no answer will come
             except Exception as error:
                 broken.append(error)
