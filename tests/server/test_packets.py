@@ -57,6 +57,27 @@ def mute_pool(monkeypatch):
     shared.close()
 
 
+def test_a_pool_without_a_thread_for_restarts_leaves_nothing(monkeypatch):
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    child, ended = SimpleNamespace(pid=os.getpid()), []
+    for name, told in (("start", lambda *_: (child, [ours])), ("kill", ended.append)):
+        monkeypatch.setattr(f"serve.server.lanes.processes.{name}", told)
+    monkeypatch.setattr("serve.server.lanes.processes.reap", lambda _: "gone")
+
+    def no_thread(_):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("serve.server.lanes.restarts.Thread.start", no_thread)
+    shared = SharedPool(1 << 16)
+    pool = LanePool(((),), shared, keep_bytes=0)
+    with theirs, pytest.raises(RuntimeError, match="new thread"):
+        pool.start()
+    assert ours.fileno() == -1
+    assert ended == [child]
+    pool.stop()
+    shared.close()
+
+
 def _packets():
     """Any bytes, and what lanes say with bytes changed."""
     said = [

@@ -21,7 +21,7 @@ from serve.ipc import messages
 from serve.ipc.messages import FromLane
 from serve.server import clock
 from serve.server.lanes.lane_handle import LaneHandle, LaneProcess
-from serve.server.lanes.restarts import Restarts, Started
+from serve.server.lanes.restarts import Restarts, Started, discard
 
 _log = logging.getLogger(__name__)
 
@@ -186,9 +186,16 @@ class LaneListener:
     def attach(
         self, process: LaneProcess, child: BaseProcess, channels: list[socket.socket]
     ) -> None:
-        """Listen to a process that was started, through the channels of its lanes."""
+        """Listen to a process that was started, through the channels of its lanes.
+
+        Ends it, and raises RuntimeError, when the thread that would restart it cannot be started.
+        """
+        try:
+            self.restarts.began(process, process.name)
+        except RuntimeError:
+            discard((child, channels))
+            raise
         process.child, process.has_worked = child, False
-        self.restarts.began(process, process.name)
         for lane, channel in zip(process.lanes, channels, strict=True):
             lane.connect(channel)
             self._lane_by_fd[channel.fileno()] = lane

@@ -139,7 +139,7 @@ class Restarts(Generic[RoleT]):
         for thread in tuple(self._threads):
             thread.join(_END_WAIT_S)
         for _, started in self.taken():
-            _discard(started)
+            discard(started)
 
     def _keep(self, role: RoleT, record: _Record) -> None:
         """Replace the role's processes, one after the other."""
@@ -173,7 +173,7 @@ class Restarts(Generic[RoleT]):
             if kept:
                 self._wake()
             else:
-                _discard(started)
+                discard(started)
             return
 
 
@@ -186,7 +186,8 @@ def _reaped(process: BaseProcess) -> str:
         return "not reaped"
 
 
-def _discard(started: Started) -> None:
+def discard(started: Started) -> None:
+    """End a process that nobody needs, and close its channels."""
     process, channels = started
     for channel in channels:
         channel.close()
