@@ -193,10 +193,11 @@ def active_flows(draw):
     return flows, machines
 
 
+@pytest.mark.parametrize("sharing", [due_first, max_min])
 @given(active_flows())
-def test_by_due_time_no_flow_gets_less_than_the_papers_rate_and_no_interface_sends_more(given):
+def test_no_flow_gets_less_than_the_papers_rate_and_no_interface_sends_more(sharing, given):
     flows, machines = given
-    rates = due_first(flows, machines)
+    rates = sharing(flows, machines)
     for rate, least in zip(rates, equal(flows, machines), strict=True):
         assert rate * CLOSE >= least
     out = [sum(r for r, f in zip(rates, flows, strict=True) if f.source == m) for m in range(4)]
