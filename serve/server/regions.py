@@ -173,9 +173,14 @@ class Regions:
             )
 
     def unregister(self, name: str) -> None:
-        """Forget the region `name`, or all own ones without; requests that use them go on."""
+        """Forget the region `name`, or all own ones without; requests that use them go on.
+
+        An own one of that name goes before another's.
+        """
         self._require_offered()
         with self._lock:
+            if self._regions.pop((self._owner, name), None) is not None:
+                return
             for region in tuple(self._regions.values()):
                 mine = region.owner == self._owner
                 if mine if not name else self._shows(region) and self.name_of(region) == name:

@@ -73,6 +73,17 @@ def test_names_are_used_once_and_forgotten(regions, memory):
     assert regions.registered() == ()
 
 
+def test_an_administrators_own_name_is_not_that_of_anothers_region(memory):
+    regions = Regions()
+    admin, other = regions.of("admin", sees_all=True), regions.of("box")
+    for owner, name in ((admin, "box/r"), (other, "r")):
+        owner.register(name, f"/{memory.name}", 0, SIZE)
+    admin.unregister("box/r")
+    assert [one.owner for one in admin.registered()] == ["box"]
+    admin.unregister("box/r")
+    assert admin.registered() == ()
+
+
 def test_forgotten_regions_are_closed(memory):
     before = held_by_this_process()
     regions = Regions()
