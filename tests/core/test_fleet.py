@@ -9,7 +9,7 @@ from serve.core.disciplines import DISCIPLINES
 from serve.core.events import DrainStarted, TaskPrepared
 from serve.core.fleet.fleet import Fleet, make_scheduler
 from serve.core.scheduler import Scheduler
-from serve.core.types import Completed, LaneId, Rejected, RejectReason, TaskId
+from serve.core.types import Completed, Expired, LaneId, Rejected, RejectReason, TaskId
 from serve.errors import InvariantViolation
 from tests.builders import MS, device, params, sized, task
 from tests.core.world import World
@@ -255,3 +255,14 @@ def test_the_most_urgent_of_all_gets_the_lane_that_comes_free():
     lane_id = LaneId(0 if TaskId(4) not in on_first else 1)
     end(world, lane_id)
     assert world.on_lane[lane_id] == 4
+
+
+def test_what_is_due_on_one_device_is_done_at_any_event_of_another():
+    world = world_of(lanes=1)
+    arrive(world)
+    arrive(world, timeout_ns=3 * MS)
+    lanes = {one: lane for lane, one in world.on_lane.items()}
+    assert world.device_of[lanes[0]] != world.device_of[lanes[1]]
+    world.now += 5 * MS  # the tick for the time limit is late
+    world.end(lanes[0])
+    assert world.answers[1] == Expired("running")
