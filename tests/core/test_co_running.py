@@ -95,12 +95,15 @@ def test_room_is_left_for_the_next_one_beside_all_that_execute_then(executing, r
     assert leaves_room(late, (1.0, 1.2, 1.4, 3.0), executing) is room
 
 
-def test_one_that_makes_two_late_waits_for_an_end(start):
+@pytest.mark.parametrize("since_ms", [0, 500])
+def test_one_that_makes_two_late_waits_for_an_end(start, since_ms):
     world = start()
-    ready(world, run_of(0, 10, 1.8), run_of(1, 10, 1.8))
+    world.advance(since_ms * MS)
+    now = {"arrived_ns": world.now}
+    ready(world, run_of(0, 10, 1.8, **now), run_of(1, 10, 1.8, **now))
     assert sorted(world.on_lane.values()) == [0, 1]
     # All three at 2.2: it would be in time, and both others late.
-    ready(world, run_of(2, 10, 3.0))
+    ready(world, run_of(2, 10, 3.0, **now))
     assert sorted(world.on_lane.values()) == [0, 1]
     world.advance(16 * MS)
     world.end(LaneId(0))
