@@ -131,7 +131,8 @@ class Endpoint:
         if (refused := decide(method, self._callers.find(authorization, names))) is not None:
             raise refused
         found = []
-        if authorization is not None:
+        # gRPC carries no others, and no token has them.
+        if authorization is not None and authorization.isascii() and authorization.isprintable():
             found.append((AUTHORIZATION, authorization))
         if names:
             found += (INSIDE, self._callers.inside), (PEER, NAMES_SEPARATOR.join(names))

@@ -193,6 +193,15 @@ def test_the_gateway_encrypts_and_knows_certificates(tmp_path):
             gateway.get("/v2/health/live")
 
 
+@pytest.mark.parametrize("value", ["Bearer \xe9", "Bearer a\tb", "Bearer \t{token}", "\xff"])
+def test_a_token_that_grpc_cannot_carry_is_none(tmp_path, value):
+    value = value.format(token=TOKENS["infer"])
+    with ExitStack() as stack:
+        gateway = Gateway(stack, AccessSettings(tokens_file=str(write_file(tmp_path))), tmp_path)
+        assert gateway.get(f"{MODEL}/ready", Authorization=value).status == 200
+        assert gateway.get(MODEL, Authorization=value).status == 401
+
+
 @needs_openssl
 @pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01\x20\x00"])
 def test_handshakes_that_never_end_are_bounded_in_number_and_time(tmp_path, monkeypatch, sent):
