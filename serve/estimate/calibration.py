@@ -15,7 +15,7 @@ import msgspec
 from serve.estimate.graph_sizes import COUNTS_ALONE, GraphTerms
 
 #: Raise when what is stored, or how it is measured, changes; others on disk are then ignored.
-FORMAT = 17
+FORMAT = 18
 #: Share of the time of timing beyond which the machine counts as busy.
 _BUSY_SHARE = 0.1
 

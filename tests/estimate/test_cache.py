@@ -52,7 +52,7 @@ def test_a_change_of_what_is_stored_has_a_new_format():
         "format model executor device threads memory time executor_reason replay_most load_ns "
         "busy_share replay_any_size gather_threads replay_reason"
     )
-    assert (FORMAT, " ".join(Calibration.__struct_fields__)) == (17, fields)
+    assert (FORMAT, " ".join(Calibration.__struct_fields__)) == (18, fields)
 
 
 def test_a_new_calibration_replaces_the_old_and_leaves_nothing_else(cache, tmp_path, calibration):

@@ -187,6 +187,13 @@ def test_int32_edges_reach_the_lane_as_they_are(engine, records, monkeypatch):
     assert measured[0] - measured[1] >= 8 * 90 - 64, "places are multiples of 64 bytes"
 
 
+def test_no_run_takes_more_than_its_estimate_for_the_gaps_between_tensors(engine, records):
+    for nodes in range(3, 19):
+        engine.submit(call(random_graph(nodes, 2 * nodes + 1, seed=nodes), "gcn")).result()
+    for record in records:
+        assert record.pmc_measured_bytes <= record.pmc_estimate_bytes
+
+
 def test_requests_that_are_alone_wake_the_driver_for_their_answers_only(
     engine, trouble, monkeypatch
 ):

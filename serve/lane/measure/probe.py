@@ -12,6 +12,7 @@ from serve.estimate.memory import (
     peak_at,
 )
 from serve.inputs import INPUTS, Size
+from serve.ipc.shared_pool import TENSOR_ALIGNMENT_BYTES
 from serve.lane.measure.allocator import UNMETERED, Run
 from serve.lane.measure.probe_graphs import Batched, Shape, Structure, graphs_in, inputs_for
 from serve.lane.measure.where_measured import Site
@@ -92,9 +93,11 @@ class ModelProbe:
         return size + graphs.told(graph_sizes(batches, arrays, size))
 
     def input_bytes(self) -> Linear:
-        """Return the bytes of the staged inputs."""
+        """Return an upper bound of the staged inputs' bytes, with the gaps between them."""
+        largest_gap_bytes = TENSOR_ALIGNMENT_BYTES - 1
         if (interface := self.loaded.spec.interface) is not None:
-            return Linear(*interface.bytes_per(interface.inputs))
+            per, fixed_bytes = interface.bytes_per(interface.inputs)
+            return Linear(per, fixed_bytes + largest_gap_bytes * len(interface.inputs))
         sizes: dict[Size, int] = {
             "F": self.signature.num_features,
             "D": self.signature.edge_dim or 0,
@@ -102,7 +105,8 @@ class ModelProbe:
         each_bytes = {"N": 0, "E": 0}
         for name in self.loaded.spec.inputs:
             each_bytes[INPUTS[name].per[0]] += INPUTS[name].bytes_each(sizes)
-        return Linear((each_bytes["N"], each_bytes["E"]), 0.0)
+        gaps_bytes = largest_gap_bytes * len(self.loaded.spec.inputs)
+        return Linear((each_bytes["N"], each_bytes["E"]), gaps_bytes)
 
     def output_bytes(self) -> Linear:
         """Return an upper bound of the output's bytes; each node may be a graph of its own."""
