@@ -12,6 +12,7 @@ all this.
 import logging
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NoReturn, Protocol
@@ -27,7 +28,7 @@ from serve.core.events import (
 from serve.core.fleet.fleet import make_scheduler
 from serve.core.jobs.events import JobsTick
 from serve.core.params import SchedulerParams
-from serve.core.types import Completed, Nanos, Outcome, Sized, TaskId
+from serve.core.types import Completed, Nanos, Outcome, Rejected, Sized, TaskId
 from serve.obs.journal import JournalWriter
 from serve.obs.live.tally import ServerState
 from serve.obs.record import RequestRecord
@@ -47,6 +48,9 @@ _log = logging.getLogger(__name__)
 #: Size of a batch of lessons, unless somebody asks for them before: one lesson by itself finds all
 #: it needs out of the caches.
 _LESSONS = 8
+#: Requests that are refused, about 0.1 ms each, before lanes with runs get a moment.
+_REFUSALS_IN_A_ROW = 8
+_WAY_S = 0.001
 #: Exit code of the process when the driver's thread is lost.
 EXIT_BUG = 70
 
@@ -107,6 +111,8 @@ class Driver:
         self._armed_ns: int | None = None
         #: Plain requests that ended and are not answered yet. Appended to under the lock.
         self._ended: deque[tuple[PlainTicket, Outcome]] = deque()
+        #: Requests that were refused since the driver's thread last made way for lanes.
+        self._refused = 0
         #: The port to serve, under the lock; and the one that the driver's thread serves.
         self._port: CallPort | None = None
         self._served: CallPort | None = None
@@ -312,6 +318,7 @@ class Driver:
         self._answer_ended()
         port.take()
         self._answer_ended()
+        self._make_way()
 
     def _answer_ended(self) -> None:
         """Answer the plain requests that ended, send the answers, and only then learn."""
@@ -322,10 +329,22 @@ class Driver:
             ticket, outcome = self._ended.popleft()
             ticket.answer(outcome)
             answered.append((ticket, outcome))
+            self._refused += isinstance(outcome, Rejected)
         if self._served is not None:
             self._served.flush()
         for ticket, outcome in answered:
             self.release(ticket, outcome)
+
+    def _make_way(self) -> None:
+        """Sleep for a moment after some refusals, if a lane has a run.
+
+        Lanes have a lower priority. Thousands of requests to refuse would keep this thread busy,
+        and the lane on its core from beginning a run of somebody else.
+        """
+        if self._refused >= _REFUSALS_IN_A_ROW:
+            self._refused = 0
+            if self.scheduler.running_count:
+                time.sleep(_WAY_S)
 
     def _hear(self, reports: Reports) -> None:
         for lane_id, message in reports:
