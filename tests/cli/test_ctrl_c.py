@@ -6,6 +6,7 @@ import sys
 #: Presses it when `serve.cli` is imported.
 INTERRUPTED = """
 import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it in the background
 class Finder:
     def find_spec(self, name, path=None, target=None):
         if name == "serve.cli":

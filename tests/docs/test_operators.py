@@ -12,7 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from serve.core.types import Expired, Failed, FailReason, Rejected, RejectReason, Withdrawn
-from serve.errors import NotReady
+from serve.errors import Mismatch, NotPermitted, NotReady, TooBig, UnknownName, Unsupported
 from serve.obs.http import HttpPort, listening_socket
 from serve.obs.lost_calls import STATUS_BY_REASON
 from serve.obs.metrics import Metrics
@@ -184,8 +184,8 @@ def test_reasons_have_the_status_that_clients_get():
         Withdrawn("queued"),
     ]
     statuses = {reason_of(one): error_of(one).code.status for one in outcomes}
-    starting = NotReady("")
-    statuses[refusal_reason(starting)] = starting.code.status
+    for kind in (NotReady, UnknownName, Mismatch, NotPermitted, Unsupported, TooBig):
+        statuses[refusal_reason(kind(""))] = kind.code.status
     statuses |= STATUS_BY_REASON | {"unread": "CANCELLED, DEADLINE_EXCEEDED"}
     table = PAGE[PAGE.index("| reason | meaning |") :].split("\n\n")[0]
     told = dict(re.findall(r"^\| `(\w+)` \|.*\| ([A-Z_, ]+) \|$", table, re.M))

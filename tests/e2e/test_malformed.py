@@ -170,10 +170,16 @@ MALFORMED: dict[str, tuple[Edit, str]] = {
     "typed as another": (wrong_contents, r"'x': contents.int_contents .*FP32 .*fp32_contents"),
     "unknown output": (other_output, r"outputs\[0\]: .*no output 'logits'; it has output"),
     "long id": (long_id, r"id: 300 characters"),
-    "timeout a text": (parameter("timeout", string_param="1"), r"'timeout': string_param is given"),
+    "timeout a text": (
+        parameter("timeout", string_param="1"),
+        r"'timeout': a text \(string_param\) is given",
+    ),
     "timeout negative": (parameter("timeout", int64_param=-1), r"'timeout': -1 is not in \[0,"),
     "target of nothing": (parameter("qos_target_us", int64_param=0), r"'qos_target_us': 0 is"),
-    "tenant a number": (parameter("tenant", int64_param=1), r"'tenant': int64_param"),
+    "tenant a number": (
+        parameter("tenant", int64_param=1),
+        r"'tenant': a whole number \(int64_param\)",
+    ),
     "graph alone": (
         parameter("graph", string_param="cora"),
         r"'graph' is given without .*node_ids",

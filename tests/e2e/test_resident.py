@@ -118,7 +118,7 @@ def test_the_command_line_expects_what_is_then_sampled(server, client):
     with pytest.raises(NotFound, match="wide"):
         client.estimate("sage", graph="x", num_ids=8)
     assert b"1 to 16 numbers" in estimate(
-        "--graph", "own", "--node-ids", "8", "--fanouts", "0", code=1
+        "--graph", "own", "--node-ids", "8", "--fanouts", "0", code=2
     )
     assert b"which has: own, wide, community" in estimate("--graph", "x", "--node-ids", "8", code=2)
     assert b"give --nodes and --edges, or" in estimate("--graph", "own", code=2)
