@@ -3,6 +3,7 @@
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,10 @@ WELL = 8
 
 def temporary_folder(pid):
     """The server's own, by the file that it keeps locked there."""
-    links = (os.readlink(one) for one in Path(f"/proc/{pid}/fd").iterdir())
+    links = set()
+    for one in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # it was closed meanwhile
+            links.add(os.readlink(one))
     (lock,) = [link for link in links if link.endswith("/.in-use")]
     return Path(lock).parent
 

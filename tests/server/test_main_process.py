@@ -144,6 +144,7 @@ def test_a_fork_server_ends_with_a_start_that_ctrl_c_interrupts():
 import os, signal
 from multiprocessing import forkserver
 from serve.server.lanes.processes import fork_server
+signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it in the background
 start = forkserver.ensure_running
 def start_and_interrupt():
     start()
