@@ -35,6 +35,7 @@ from serve.lane.cuda.graph_kernels import OPERATORS, graph_kernels, simulated_ke
 from serve.lane.executors import with_executor
 from serve.lane.models.loader import LoadedModel
 from serve.lane.models.sizing import SHORT
+from serve.server.staging import aligned
 
 WIDTH, LAYERS, HEADS = 256, 8, 4
 NODES, EDGES = 100, 1_000
@@ -141,7 +142,7 @@ def _task(
     refs, end = {}, 0
     for name, value in places.items():
         refs[name] = lane.put(name, value, end)
-        end += -(-value.nbytes // 64) * 64
+        end += aligned(value.nbytes)
     gather = None
     if features is not None:
         table = table_of(features)

@@ -23,6 +23,7 @@ from bench.gpu.kit import MODELS, Result, Rig, run
 from bench.gpu.served_lane import LIMIT_BYTES, ServedLane, table_of, written
 from serve.graphs.features import FeatureKeeper
 from serve.ipc.messages import GatherRef, Part, RunTask, TableRef, TensorRef
+from serve.server.staging import aligned
 
 FEATURES, CLASSES = 128, 64
 ROWS = 10_000
@@ -67,12 +68,12 @@ class Trace:
         else:
             refs = (self._put("x", np.zeros((nodes, FEATURES), np.float32)), edge_index)
         start, size_bytes = self._end, 4 * nodes * CLASSES
-        self._end += -(-size_bytes // 64) * 64
+        self._end += aligned(size_bytes)
         return Part(refs, start, size_bytes, gather)
 
     def _put(self, name: str, value: "np.ndarray[Any, Any]") -> TensorRef:
         ref = self.lane.put(name, value, self._end)
-        self._end += -(-value.nbytes // 64) * 64
+        self._end += aligned(value.nbytes)
         return ref
 
 
